@@ -1,0 +1,97 @@
+"""Plan: only choices that cannot change a bit. JSON both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from minidnn.errors import UserError, nearest
+
+
+class PlanError(UserError):
+    """The plan names something that does not exist, or asks for what cannot be done exactly."""
+
+
+class Decision(StrEnum):
+    """What becomes of a layer's stored outputs between forward and backward."""
+
+    KEEP = "keep"
+    OFFLOAD = "offload"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """The five ways a byte is used twice. Off-states are in ``docs/memory_model.md``.
+
+    ``lifetimes``: a buffer dies at its last use; off: at the end of the step (Caffe). ``in_place``: element-wise layers
+    overwrite an input nobody reads later; off: own buffers. ``workspace``: scratch lives for its row only, so one range
+    serves all layers; off: one workspace per layer for the whole step. ``gradient_window``: the gradient of an activation
+    dies at its last use; off: at the end of the step. ``layerwise_update``: weights are updated as soon as their gradient
+    exists; off: gradients live to one update after backward.
+    """
+
+    lifetimes: bool = True
+    in_place: bool = True
+    workspace: bool = True
+    gradient_window: bool = True
+    layerwise_update: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Per-layer decisions and reuse switches. Layers without a decision keep."""
+
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    reuse: Reuse = field(default_factory=Reuse)
+    policy: str = "keep"
+
+    def decision(self, layer: str) -> Decision:
+        """The decision for a layer's stored outputs."""
+        return self.decisions.get(layer, Decision.KEEP)
+
+    def check_names(self, layers: Iterable[str]) -> None:
+        """Refuse a decision for a layer that does not exist, with the nearest names."""
+        known = set(layers)
+        for name in self.decisions:
+            if name not in known:
+                raise PlanError(f"the plan decides about {name!r}, which is no layer of this graph; {nearest(name, known)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a plan file."""
+        return {
+            "policy": self.policy,
+            "reuse": {f.name: getattr(self.reuse, f.name) for f in fields(Reuse)},
+            "decisions": {name: decision.value for name, decision in self.decisions.items()},
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Plan:
+        """Read a plan file. Raises PlanError naming the field, the value and the known values."""
+        unknown = set(data) - {"policy", "reuse", "decisions", "recipe_hash"}
+        if unknown:
+            raise PlanError(f"unknown field {sorted(unknown)[0]!r} in the plan; known: policy, reuse, decisions")
+        switches = {f.name for f in fields(Reuse)}
+        for name, value in dict(data.get("reuse", {})).items():
+            if name not in switches:
+                raise PlanError(f"unknown reuse switch {name!r} in the plan; {nearest(name, switches)}")
+            if not isinstance(value, bool):
+                raise PlanError(f"reuse switch {name!r} must be true or false, not {value!r}")
+        decisions = {}
+        for layer, value in dict(data.get("decisions", {})).items():
+            if value not in set(Decision):
+                raise PlanError(f"the plan decides {value!r} for {layer!r}; known: keep, offload, recompute")
+            decisions[layer] = Decision(value)
+        return Plan(decisions=decisions, reuse=Reuse(**data.get("reuse", {})), policy=str(data.get("policy", "file")))
+
+
+def keep() -> Plan:
+    """Nothing offloaded, recomputed or streamed; all reuse on. The default."""
+    return Plan()
+
+
+def naive() -> Plan:
+    """Every value and every layer's workspace alive for the whole step, as in Caffe: all reuse off."""
+    return Plan(reuse=Reuse(False, False, False, False, False), policy="naive")
