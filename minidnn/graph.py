@@ -49,12 +49,15 @@ class Tensor:
         """(N, H, W, C) or (N, features)."""
         return self.spec.shape
 
+    def __repr__(self) -> str:  # the generated one would walk the whole graph through ``producer``
+        return f"Tensor({self.name!r}, {self.spec})"
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A trainable tensor or (``trainable`` False) a running statistic that belongs to a node.
 
-    ``name`` is torchvision's, ``"layer1.0.conv1.weight"``; ``init`` names how the host fills it, see ``layers.initial``.
+    ``name`` is torchvision's, ``"layer1.0.conv1.weight"``; ``init`` names its rule in ``layers.initial``.
     ``dtype`` "compute" follows the precision of the activations, "statistics" stays 32 bits or wider, or it is a dtype.
     """
 
@@ -88,6 +91,10 @@ class Node:
     def parameter(self, key: str) -> Parameter:
         """The parameter the layer calls ``key``."""
         return next(p for p in self.parameters if p.key == key)
+
+    def __repr__(self) -> str:  # not the generated one, which would walk the whole graph through ``inputs``
+        inputs = ", ".join(tensor.name for tensor in self.inputs)
+        return f"Node({self.index}, {self.name!r}, {self.layer}, ({inputs}) -> {self.output.spec})"
 
 
 @dataclass(eq=False, slots=True)

@@ -1,6 +1,7 @@
 """Image sets on the host and the batches cut from them.
 
-``load`` reads one from files or an installed package and never downloads anything; ``Batches`` shuffles, augments and normalises.
+``load`` reads one from files or an installed package, never from the network; ``Batches`` shuffles, augments and
+normalises.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Augment:
 def augmented(
     images: NDArray[np.uint8], indexes: NDArray[np.int64], words: NDArray[np.uint64], augment: Augment
 ) -> NDArray[np.uint8]:
-    """Cropped and flipped copies of ``images[indexes]``, ``(n, H, W, C)``; ``words`` holds the random word of each of the n."""
+    """Cropped and flipped copies of ``images[indexes]``, ``(n, H, W, C)``; ``words`` holds one random word for each."""
     _, height, width, channels = images.shape
     span = np.uint64(2 * augment.pad + 1)
     down = (((words & _MASK) * span) >> _BITS).astype(np.int64) - augment.pad

@@ -22,7 +22,7 @@ _AHEAD = 2  # batches a worker may be ahead of the consumer
 
 
 class Batches:
-    """The batches of a split, epoch by epoch. It holds no state between epochs, so any epoch can be asked for at any time.
+    """The batches of a split, epoch by epoch. Nothing is kept between epochs, so any can be asked for at any time.
 
     The order and each sample's crop and flip are pure functions of (seed, epoch, index of the sample): the batch size,
     the number of workers and an earlier interruption change neither.
@@ -106,8 +106,8 @@ class Batches:
         """
         if not 0 <= start <= len(self):
             raise UserError(
-                f"batch {start} of an epoch of {len(self)} batches of {self.dataset.name}: start from 0 to {len(self)}; "
-                "to resume within an epoch, keep the batch size with which it was begun."
+                f"batch {start} is not in an epoch of {len(self)} batches of {self.dataset.name}: start at 0 to "
+                f"{len(self)}; to resume within an epoch, keep the batch size with which it was begun."
             )
         order = self.order(epoch)
         draws = words(self.seed, epoch, Purpose.AUGMENT, len(self.dataset)) if self.augment else None

@@ -27,7 +27,7 @@ def check_labels(labels: NDArray[np.int64], classes: int, where: object) -> None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """One split: pixels as they are stored, labels, and what is needed to normalise. It does not augment, shuffle or decode.
+    """One split: pixels as stored, labels, and what is needed to normalise. It does not augment, shuffle or decode.
 
     Attributes:
         name: ``"digits"``, ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"`` ...

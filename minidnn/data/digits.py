@@ -1,12 +1,10 @@
 """The 1,797 handwritten digits that come with scikit-learn: real data without a download.
 
-They are the test part of UCI's optdigits (Alpaydin and Kaynak, 1998): 8x8, values 0 to 16, thirteen writers. No split is
-published and no writer is named, so any split mixes writers and accuracies are optimistic.
+They are the test part of UCI's optdigits (Alpaydin and Kaynak, 1998): 8x8, values 0 to 16, thirteen writers. No split
+is published and no writer is named, so any split mixes writers and accuracies are optimistic.
 """
 
 from __future__ import annotations
-
-from importlib import import_module
 
 import numpy as np
 
@@ -18,16 +16,16 @@ from minidnn.errors import UserError
 def read_digits() -> Splits:
     """Digits as uint8, ``round(255 * value / 16)``, in a fixed split: every fifth sample of each class is test.
 
-    The split is 1,442 train and 355 test, stratified, and depends on no seed. Mean and std are computed from the train part.
+    This gives 1,442 train and 355 test, stratified, from no seed. Mean and std are computed from the train part.
     """
     try:
-        module = import_module("sklearn.datasets")
+        from sklearn.datasets import load_digits  # takes a second and is optional
     except ImportError as error:
         raise UserError(
             "the digits come with scikit-learn, which is not installed: "
             'python -m pip install "minidnn-layup[demo]" (or use --data synthetic, which needs nothing).'
         ) from error
-    values, targets = module.load_digits(return_X_y=True)
+    values, targets = load_digits(return_X_y=True)
     labels = np.asarray(targets, np.int64)
     images = ((np.asarray(values, np.int64) * 255 + 8) // 16).astype(np.uint8).reshape(-1, 8, 8, 1)
     test = np.zeros(len(labels), bool)

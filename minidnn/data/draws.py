@@ -1,7 +1,7 @@
 """Random words that are a pure function of (seed, epoch, purpose, index).
 
-Philox is counter-based: word i of a key never depends on how many words are drawn, by which thread or after which start.
-Only raw words are used, because NumPy keeps those the same between versions and not its distributions (NEP 19).
+Philox is counter-based: word i of a key does not depend on how many words are drawn, by which thread or when.
+Only raw words are used, because NumPy keeps those the same between versions, and its distributions not (NEP 19).
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 

@@ -1,13 +1,14 @@
 """IDX files, the format of MNIST and of the sets that took its place, such as Fashion-MNIST.
 
-A file is a big-endian header (two zero bytes, the type 8 for unsigned bytes, the number of dimensions, each dimension in
-four bytes) and the values. Source: the format description on the MNIST page of LeCun, Cortes and Burges.
+A file is a big-endian header (two zero bytes, the type 8 for unsigned bytes, the number of dimensions, each dimension
+in four bytes) and the values. Source: the format description on the MNIST page of LeCun, Cortes and Burges.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -26,40 +27,36 @@ _AGAIN = "copy or fetch the file again"
 
 
 class _Known(NamedTuple):
-    """A published set: MD5 of its four uncompressed files (wrappers differ, .gz checksums tell nothing), mean and std."""
+    """A published set. The MD5s are of its four uncompressed files, because the same file is gzipped in many ways."""
 
     name: str
-    md5: frozenset[str]
     mean: float
     std: float
+    md5: tuple[str, ...]
 
 
 _KNOWN = (
     _Known(
         "mnist",
-        frozenset(
-            {
-                "6bbc9ace898e44ae57da46a324031adb",
-                "a25bea736e30d166cdddb491f175f624",
-                "2646ac647ad5339dbf082846283269ea",
-                "27ae3e4e09519cfbb04c329615203637",
-            }
-        ),
         0.1307,
         0.3081,
+        (
+            "6bbc9ace898e44ae57da46a324031adb",
+            "a25bea736e30d166cdddb491f175f624",
+            "2646ac647ad5339dbf082846283269ea",
+            "27ae3e4e09519cfbb04c329615203637",
+        ),
     ),
     _Known(
         "fashion-mnist",
-        frozenset(
-            {
-                "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-                "9018921c3c673c538a1fc5bad174d6f9",
-                "8181f5470baa50b63fa0f6fddb340f0a",
-                "15d484375f8d13e6eb1aabb0c3f46965",
-            }
-        ),
         0.2860,
         0.3530,
+        (
+            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "9018921c3c673c538a1fc5bad174d6f9",
+            "8181f5470baa50b63fa0f6fddb340f0a",
+            "15d484375f8d13e6eb1aabb0c3f46965",
+        ),
     ),
 )
 
@@ -73,7 +70,7 @@ class _File(NamedTuple):
 def read_mnist(directory: Path) -> Splits:
     """The two splits from four IDX files, plain or gzipped, under their published names (or with ``.`` before ``idx``).
 
-    The checksum of the uncompressed bytes tells MNIST from Fashion-MNIST and gives the published mean and std; other files
+    The checksum of the uncompressed bytes tells MNIST from Fashion-MNIST and gives the usual mean and std; other files
     of ten classes load as ``"mnist-idx"`` with the mean and std of their train images.
     """
     files = [
@@ -89,19 +86,19 @@ def read_mnist(directory: Path) -> Splits:
     if train[0].shape[1:] != test[0].shape[1:]:
         sizes = " but ".join(f"{f.path.name} has {f.values.shape[1]}x{f.values.shape[2]} images" for f in files[::2])
         raise UserError(f"{directory}: {sizes}: keep the four files of one set in a directory.")
+    mean, std = statistics(train[0])
+    name = "mnist-idx"
     same = files[0].known
     if same is not None and all(file.known is same for file in files):
         name, mean, std = same.name, (same.mean,), (same.std,)
-    else:
-        name, (mean, std) = "mnist-idx", statistics(train[0])
     return Splits(Dataset(name, *train, _CLASSES, mean, std), Dataset(name, *test, _CLASSES, mean, std))
 
 
 def _split(images: _File, labels: _File) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     if len(images.values) != len(labels.values):
         raise UserError(
-            f"{images.path} holds {len(images.values)} images but {labels.path.name} holds {len(labels.values)} labels: "
-            "take both files from the same set and split."
+            f"{images.path} holds {len(images.values)} images but {labels.path.name} holds {len(labels.values)} "
+            "labels: take both files from the same set and split."
         )
     numbers = labels.values.astype(np.int64)
     check_labels(numbers, _CLASSES, labels.path)
@@ -133,15 +130,12 @@ def _read(path: Path, magic: int) -> _File:
         raise UserError(f"{path} is cut off: {len(content)} bytes, less than its header of {header}; {_AGAIN}.")
     found, *shape = struct.unpack(f">{1 + dimensions}I", content[:header])
     if found != magic:
-        other = {_IMAGES: ", an images file", _LABELS: ", a labels file"}.get(found, "")
+        other = {_IMAGES: ", an images file,", _LABELS: ", a labels file,"}.get(found, "")
         raise UserError(
             f"{path}: magic number 0x{found:08x}{other} where 0x{magic:08x} belongs: "
             f"this is not the file its name says; {_AGAIN}."
         )
-    size = header
-    for extent in shape:
-        size = (size - header) * extent + header if size > header else header + extent
-    promised = header + int(np.prod(shape, dtype=object))
+    promised = header + math.prod(shape)
     if len(content) != promised:
         wrong = "is cut off" if len(content) < promised else "is too long"
         raise UserError(
@@ -156,7 +150,7 @@ def _read(path: Path, magic: int) -> _File:
 
 
 def _content(path: Path) -> bytes:
-    """The uncompressed bytes. The first two tell gzip, not the name: servers and browsers unpack .gz without renaming."""
+    """The uncompressed bytes. Content tells gzip, not the name: servers and browsers unpack .gz without renaming it."""
     try:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from minidnn.data.dataset import Dataset
 from minidnn.errors import UserError
@@ -32,7 +33,7 @@ def statistics(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[floa
 
 
 def resized(dataset: Dataset, size: int) -> Dataset:
-    """The set with every image brought to ``size`` x ``size`` by Pillow's bilinear filter; unchanged if it has that size.
+    """The set with every image brought to ``size`` x ``size`` by Pillow's bilinear filter, or itself if it is.
 
     Pillow widens the filter when it makes an image smaller (antialiasing). Mean and std stay those of the stored size,
     as is usual; an image that is not square is not cropped but stretched.
@@ -40,12 +41,6 @@ def resized(dataset: Dataset, size: int) -> Dataset:
     count, height, width, channels = dataset.images.shape
     if height == width == size:
         return dataset
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise UserError(
-            f"resizing {dataset.name} from {height}x{width} to {size}x{size} needs Pillow: python -m pip install pillow"
-        ) from error
     images = np.empty((count, size, size, channels), np.uint8)
     whole = channels == 3  # Pillow filters the bands of an RGB image separately: one call for three planes
     for source, target in zip(dataset.images, images, strict=True):
@@ -56,7 +51,7 @@ def resized(dataset: Dataset, size: int) -> Dataset:
 
 
 def with_channels(dataset: Dataset, channels: int) -> Dataset:
-    """A grey set with its channel repeated ``channels`` times, as a view that takes no memory; unchanged if it has as many.
+    """A grey set with its channel repeated, as a view that takes no memory, or the set itself if it has as many.
 
     Colour is never turned to grey: that would be a different data set, with statistics of its own.
     """

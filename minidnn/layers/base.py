@@ -69,7 +69,7 @@ class Shapes(NamedTuple):
 class Layer:
     """Base of all layers. Defaults fit an element-wise layer without parameters.
 
-    An empty tuple of rows from ``forward`` or ``inference`` says that the output *is* the input under another shape (flatten);
+    An empty tuple of rows from ``forward`` or ``inference`` says that the output *is* the input, reshaped (flatten);
     from ``backward_data``, that the gradient is the output's gradient (flatten, add): an alias, no bytes, no time.
     """
 
@@ -111,6 +111,24 @@ class Layer:
     def backward_data(self, shapes: Shapes, index: int) -> tuple[Call, ...]:
         """Rows that write ``dx<index>``. Called only for inputs that need a gradient."""
         raise GraphError(f"layer {self.kind} defines no backward rows")
+
+
+Pair = tuple[int, int]
+"""(vertical, horizontal)."""
+
+
+def single(kind: str, inputs: Sequence[TensorSpec]) -> TensorSpec:
+    """The one input of a layer that takes either kind of activation, or refuse with the count or the shape."""
+    if len(inputs) != 1:
+        raise GraphError(f"{kind} takes one input, not {len(inputs)}")
+    if len(inputs[0].shape) not in (2, 4):
+        raise GraphError(f"{kind} wants (N, H, W, C) or (N, features), not {inputs[0].shape}")
+    return inputs[0]
+
+
+def slide(extent: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
+    """How many whole windows fit along one axis; below 1 when none does."""
+    return (extent + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def is_image(spec: TensorSpec) -> bool:

@@ -30,14 +30,14 @@ class Reuse:
     overwrite an input nobody reads later; off: own buffers. ``workspace``: scratch lives for its row only, so one range
     serves all layers; off: one workspace per layer for the whole step. ``gradient_window``: the gradient of an activation
     dies at its last use; off: at the end of the step. ``layerwise_update``: weights are updated as soon as their gradient
-    exists; off: gradients live to one update after backward.
+    exists; off: gradients live to one update after backward; None: on, unless accumulation needs whole gradients.
     """
 
     lifetimes: bool = True
     in_place: bool = True
     workspace: bool = True
     gradient_window: bool = True
-    layerwise_update: bool = True
+    layerwise_update: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Plan:
         for name, value in dict(data.get("reuse", {})).items():
             if name not in switches:
                 raise PlanError(f"unknown reuse switch {name!r} in the plan; {nearest(name, switches)}")
-            if not isinstance(value, bool):
+            if not isinstance(value, bool) and not (name == "layerwise_update" and value is None):
                 raise PlanError(f"reuse switch {name!r} must be true or false, not {value!r}")
         decisions = {}
         for layer, value in dict(data.get("decisions", {})).items():

@@ -1,0 +1,75 @@
+"""Budgets: read what the user asked for, and refuse before anything runs what does not fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from minidnn.errors import DoesNotFit, UserError
+from minidnn.schedule.program import Program
+from minidnn.schedule.text import human_bytes
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str | int, *, what: str = "memory", whole: Callable[[], int] | None = None) -> int:
+    """Bytes of ``4GiB``, ``11441MiB``, ``500MB``, ``123456``, or of ``60%`` of ``whole()``. Raises UserError with the value."""
+    if isinstance(text, int):
+        if text < 1:
+            raise UserError(f"{what}={text} is not a positive number of bytes")
+        return text
+    percent = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
+    if percent and whole is not None:
+        nbytes = int(whole() * float(percent[1]) / 100)
+    else:
+        match = _SIZE.fullmatch(text)
+        if percent or match is None or match[2].lower() not in _UNITS:
+            raise UserError(f"{what}={text!r} is no size; write 4GiB, 500MB, bytes, or 60% of what keep needs")
+        nbytes = int(float(match[1]) * _UNITS[match[2].lower()])
+    if nbytes < 1:
+        raise UserError(f"{what}={text!r} is not a positive number of bytes")
+    return nbytes
+
+
+def require_fit(
+    program: Program, memory: int | None, host_memory: int | None, leaner: Callable[[], tuple[int, int | None]] | None
+) -> None:
+    """Raise DoesNotFit, naming row, residents and a minimum that works, if the program exceeds a budget.
+
+    ``leaner`` returns ``(workspace limit, reserved bytes)`` of the leanest recipe, so that the message can offer it.
+    """
+    if host_memory is not None and program.host_bytes > host_memory:
+        raise _refusal(
+            program,
+            f"pinned host memory: the step needs {program.host_bytes} B ({human_bytes(program.host_bytes)}), the host budget is "
+            f"{host_memory} B; the smallest that runs is --host-memory {program.host_bytes}",
+        )
+    if memory is None or program.reserved_bytes <= memory:
+        return
+    short = program.reserved_bytes - memory
+    schedule = program.largest
+    largest = ", ".join(f"{r.layer or r.name} {r.role} {human_bytes(r.nbytes)}" for r in schedule.profile.residents_at_peak[:5])
+    advice = [f"--memory {program.reserved_bytes}", f"a batch below {schedule.batch}", "--policy auto"]
+    if leaner is not None:
+        limit, reserved = leaner()
+        if reserved is not None and reserved < program.reserved_bytes:
+            fits = "would fit" if reserved <= memory else "needs less"
+            advice.append(f"--workspace-limit {limit} ({human_bytes(reserved)}: {fits}, but another recipe means other bits)")
+    raise _refusal(
+        program,
+        f"the step needs {program.reserved_bytes} B ({human_bytes(program.reserved_bytes)}), the budget is {memory} B "
+        f"({human_bytes(memory)}), short by {short} B, at {schedule.profile.peak_text} of schedule {schedule.name!r}; "
+        f"largest residents there: {largest}; the smallest budget that runs is {program.reserved_bytes} B; try {', or '.join(advice)}",
+    )
+
+
+def _refusal(program: Program, message: str) -> DoesNotFit:
+    profile = program.largest.profile
+    return DoesNotFit(
+        message,
+        minimum_bytes=program.reserved_bytes,
+        minimum_host_bytes=program.host_bytes,
+        row=profile.peak_text,
+        residents=[(r.name, r.nbytes) for r in profile.residents_at_peak],
+    )

@@ -1,0 +1,89 @@
+"""What is known of a data set before it is read, and the settings that train it where the command line names none."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from minidnn.data import Dataset, load
+from minidnn.data.synthetic import DEFAULT as SYNTHETIC
+from minidnn.errors import UserError
+
+
+class Facts(NamedTuple):
+    """Sizes that decide the memory of a step. Of ``mnist`` and ``cifar`` those of the published files, until they are read."""
+
+    train: int
+    height: int
+    width: int
+    channels: int
+    classes: int
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Facts:
+        """The sizes of a set that has been read."""
+        return cls(*dataset.images.shape, dataset.classes)
+
+
+class Defaults(NamedTuple):
+    """Settings of a data set. ``lr`` is for nets with batch norm and SGD; without batch norm a tenth, Adam: 0.001."""
+
+    image_size: int | None  # None: as stored
+    batch_size: int
+    epochs: int
+    opt: str
+    lr: float
+    lr_sched: str
+    wd: float
+    label_smoothing: float
+    pad: int  # of the random crop
+    flip: bool
+    augment: bool  # whether crop and flip are on
+
+
+_FACTS = {
+    "digits": Facts(1442, 8, 8, 1, 10),
+    "mnist": Facts(60000, 28, 28, 1, 10),
+    "cifar10": Facts(50000, 32, 32, 3, 10),
+    "cifar100": Facts(50000, 32, 32, 3, 100),
+}
+DEFAULTS = {
+    "digits": Defaults(None, 32, 12, "nesterov", 0.1, "cosine", 5e-4, 0.0, 1, False, True),
+    "mnist": Defaults(None, 128, 20, "nesterov", 0.1, "cosine", 5e-4, 0.0, 2, False, True),
+    "cifar10": Defaults(None, 128, 160, "nesterov", 0.1, "cosine", 5e-4, 0.0, 4, True, True),
+    "cifar100": Defaults(None, 128, 160, "nesterov", 0.1, "cosine", 5e-4, 0.0, 4, True, True),
+    "synthetic": Defaults(None, 64, 1, "nesterov", 0.1, "cosine", 0.0, 0.0, 4, True, False),
+}
+"""By the name before the colon of ``--data``."""
+
+
+def name_of(spec: str) -> str:
+    """The data set's name in the text of ``--data``. Raises UserError for an unknown one, as reading it would."""
+    name = spec.partition(":")[0]
+    if name not in DEFAULTS:
+        load(spec)  # refuses with the nearest names, and reads nothing
+        raise UserError(f"no default settings are known for the data set {name!r}")
+    return name
+
+
+def known_facts(spec: str) -> Facts:
+    """Sizes of a data set without reading it."""
+    name = name_of(spec)
+    if name != "synthetic":
+        return _FACTS[name]
+    try:
+        count, height, width, channels, classes = (int(part) for part in (spec.partition(":")[2] or SYNTHETIC).split(","))
+        return Facts(count, height, width, channels, classes)
+    except ValueError:
+        load(spec)  # refuses with the form
+        raise
+
+
+def table() -> str:
+    """The defaults as text, for ``--help``."""
+    rows = [("data", "image", "-b", "--epochs", "--opt", "--lr", "--lr-sched", "--wd", "crop", "flip")]
+    for name, d in DEFAULTS.items():
+        crop, flip = (f"pad {d.pad}", "yes" if d.flip else "no") if d.augment else ("off", "off")
+        image = "stored" if d.image_size is None else str(d.image_size)
+        rows.append((name, image, str(d.batch_size), str(d.epochs), d.opt, f"{d.lr:g}", d.lr_sched, f"{d.wd:g}", crop, flip))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

@@ -1,0 +1,141 @@
+"""Lower a graph to rows: THE forward/backward loop.
+
+Worked example, conv -> relu -> loss, plan ``keep``, without the INPUT and FETCH rows::
+
+    FORWARD          conv   conv2d_forward                  conv <- x weight
+    FORWARD          relu   relu_forward                    relu <- conv        in place: conv is dead from here on
+    FORWARD          loss   softmax_cross_entropy_forward   loss loss:probabilities <- relu y
+    BACKWARD_DATA    loss   softmax_cross_entropy_backward  d_relu <- loss:probabilities y scalars
+    BACKWARD_DATA    relu   relu_backward                   d_conv <- d_relu relu
+    BACKWARD_WEIGHT  conv   conv2d_backward_weight          d_conv.weight <- x d_conv
+    UPDATE           conv   sgd_update                      parameters.conv <- d_conv.weight scalars
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minidnn.graph import Node, Role
+from minidnn.schedule.analysis import Analysis, InferenceAnalysis
+from minidnn.schedule.emit import Emitter
+from minidnn.schedule.instruction import D2H, H2D, RESULT, Instruction, Op, Value
+from minidnn.schedule.persistent import Persistent, slices
+from minidnn.schedule.plan import Decision, Plan, PlanError
+from minidnn.schedule.recipe import Recipe
+from minidnn.spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Which training step to lower. ``accumulates``: add to the gradients of earlier micro-batches; ``updates``: then update
+    the weights; ``fetches``: hand every weight gradient to the caller as it is born, and update nothing."""
+
+    accumulates: bool = False
+    updates: bool = True
+    fetches: bool = False
+
+
+def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe, step: Step) -> list[Instruction]:
+    """Rows of one training step, without ALLOC, FREE and waits. Raises PlanError for a plan that cannot be carried out."""
+    graph = analysis.graph
+    decisions = analysis.decisions(plan)
+    stored = analysis.stored(decisions)
+    layerwise = updates_layerwise(plan, persistent)
+    refuse_unsupported(decisions)
+    e = Emitter(analysis, persistent, plan, recipe)
+    input_rows(e)
+
+    for node in graph.nodes:
+        rows = analysis.rows[node.index]
+        e.make(Op.FORWARD, node, rows.forward, stored)
+        for call in rows.once:
+            e.emit(Op.FORWARD, node, call, {})
+    fetch_result(e, e.read(graph.nodes[-1].output), 0)
+
+    ready = []
+    for node in reversed(graph.nodes):
+        rows = analysis.rows[node.index]
+        if not (rows.backward_weight or rows.backward_data):
+            continue
+        local = {"scalars": persistent.scalars, "counters": persistent.counters}
+        dy = e.pop_grad(node.output)
+        if dy is not None:
+            local["dy"] = dy
+        gradient = e.backward_weight(node, rows.backward_weight, local, accumulates=step.accumulates)
+        for index, calls in rows.backward_data:
+            e.backward_data(node, index, calls, local, last=index == rows.backward_data[-1][0])
+        if gradient is not None and step.fetches:
+            fetch_gradients(e, node, gradient)
+        elif gradient is not None and step.updates:
+            if layerwise:
+                e.update(node, gradient)
+            else:
+                ready.append((node, gradient))
+
+    for node, gradient in ready:
+        e.update(node, gradient)
+    e.hold(e.held.values())
+    return e.rows
+
+
+def lower_inference(analysis: InferenceAnalysis, persistent: Persistent, plan: Plan, recipe: Recipe) -> list[Instruction]:
+    """Rows of one evaluation pass: running statistics, no dropout, nothing stored; logits out."""
+    e = Emitter(analysis, persistent, plan, recipe)
+    input_rows(e, labels=False)
+    for node in analysis.graph.nodes[:-1]:
+        e.make(Op.FORWARD, node, analysis.rows[node.index].forward, set(), aux=False)
+    logits = e.read(analysis.graph.nodes[-1].inputs[0])
+    if logits.spec.dtype != "float32":
+        wide = e.new("logits", TensorSpec(logits.spec.shape, "float32"), Role.ACTIVATION)
+        e.rows.append(Instruction(Op.FORWARD, "logits", "convert", (wide,), (logits,)))
+        logits = wide
+    fetch_result(e, logits, 512)
+    e.hold(e.held.values())
+    return e.rows
+
+
+def updates_layerwise(plan: Plan, persistent: Persistent) -> bool:
+    """Whether weights are updated as soon as their gradient exists. Refuses an explicit wish that accumulation forbids."""
+    whole = bool(persistent.gradients)
+    if whole and plan.reuse.layerwise_update:
+        raise PlanError(
+            "layerwise_update cannot be combined with accumulation over micro-batches: gradients must live to the last one; "
+            "set it to null (automatic) or false, or use --accum 1"
+        )
+    return plan.reuse.layerwise_update is not False and not whole
+
+
+def refuse_unsupported(decisions: dict[str, Decision]) -> None:
+    """Offload and recompute are decision points of this loop that no code fills yet."""
+    for name, decision in decisions.items():
+        raise PlanError(f"the plan asks to {decision.value} {name!r}, which this version cannot do; decide keep")
+
+
+def input_rows(e: Emitter, *, labels: bool = True) -> None:
+    """The batch comes in: pinned slot to staging on the copy stream, then out of staging, which is free for the next batch."""
+    graph, p = e.analysis.graph, e.persistent
+    source, staged = p.batch_values(graph, p.slot), p.batch_values(graph, p.staging)
+    hold = not e.plan.reuse.lifetimes
+    e.copy(Op.INPUT, "batch", staged["all"], source["all"], stream=H2D)
+    e.copy(Op.INPUT, "constants", p.constants, staged["constants"])
+    for tensor, part, role in ((graph.labels[0], "labels", Role.LABEL), (graph.inputs[0], "pixels", Role.INPUT)):
+        if part == "labels" and not labels:
+            continue
+        value = e.device[tensor.name] = e.new(tensor.name, e.analysis.specs[tensor], role, hold=hold)
+        if value.spec == staged[part].spec:
+            e.copy(Op.INPUT, tensor.name, value, staged[part])
+        else:
+            e.rows.append(Instruction(Op.INPUT, tensor.name, "convert", (value,), (staged[part],)))
+
+
+def fetch_result(e: Emitter, value: Value, offset: int) -> None:
+    """The loss, or the logits, go to their pinned slot."""
+    slot = Value(f"{value.name} on host", e.persistent.result, offset, value.spec, next(e.persistent.contents))
+    e.copy(Op.FETCH, value.name, slot, value, stream=D2H)
+
+
+def fetch_gradients(e: Emitter, node: Node, gradient: Value) -> None:
+    """Every weight gradient of a layer goes to an ordinary host array."""
+    for key, value in slices(node, gradient).items():
+        name = f"{node.name}.{key}"
+        e.copy(Op.FETCH, name, e.new(name, value.spec, Role.PARAM_GRAD, space=RESULT), value, stream=D2H)

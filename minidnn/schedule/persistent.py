@@ -1,0 +1,162 @@
+"""The persistent region: what lives as long as the program, at the same offsets in every schedule of it."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from minidnn.graph import Graph, Node, Parameter, Role
+from minidnn.optim import Optimizer
+from minidnn.precision import Precision
+from minidnn.scalars import COUNTER_COUNT, SCALAR_COUNT
+from minidnn.schedule.instruction import HOST, Buffer, Value
+from minidnn.spec import TensorSpec, round_up
+
+CONSTANT_BYTES = 512  # scalars in the first half, counters in the second
+BLOCK_ALIGNMENT = 128  # bytes: a layer's parameters start on a memory transaction
+
+
+class Flat:
+    """One flat buffer that holds, layer by layer, something shaped like the trainable parameters of one dtype."""
+
+    def __init__(self, name: str, dtype: str, role: Role, nodes: list[Node], contents: count[int]) -> None:
+        places, offset = [], 0
+        for node in nodes:
+            spec = TensorSpec((_trainable_size(node),), dtype)
+            places.append((node.name, offset, spec))
+            offset = round_up(offset + spec.nbytes, BLOCK_ALIGNMENT)
+        self.buffer = Buffer(name, offset, role, persistent=True)
+        self.blocks = {
+            layer: Value(f"{name}.{layer}", self.buffer, at, spec, next(contents)) for layer, at, spec in places
+        }
+
+
+def _trainable_size(node: Node) -> int:
+    return sum(p.size for p in node.parameters if p.trainable)
+
+
+def slices(node: Node, block: Value) -> dict[str, Value]:
+    """Cut a layer's 1-D block into its parameters, by the layer's own names."""
+    cut, offset = {}, block.offset
+    for parameter in node.parameters:
+        if parameter.trainable:
+            spec = TensorSpec(parameter.shape, block.spec.dtype)
+            cut[parameter.key] = Value(f"{block.name}.{parameter.key}", block.buffer, offset, spec, block.content)
+            offset += spec.nbytes
+    return cut
+
+
+class Persistent:
+    """Layout of parameters, optimizer state, running statistics, scalars, staging and pinned slots.
+
+    Attributes:
+        parameters: value of every parameter and running statistic, by full name.
+        weights: the 1-D block of every layer with trainable parameters, by layer name; ``slots``: the same for every optimizer slot
+            (``master`` among them, where weights are 16 bits wide); ``gradients``: the same, where gradients accumulate.
+        staging, slot: one batch on the device, and the first of two pinned host copies of it (``other_slot``).
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        precision: Precision,
+        optimizer: Optimizer,
+        *,
+        accumulate: bool,
+    ) -> None:
+        self.contents = count()
+        self.precision = precision
+        self.optimizer = optimizer
+        self.weights: dict[str, Value] = {}
+        self.slots: dict[str, dict[str, Value]] = {}
+        self.gradients: dict[str, Value] = {}
+        self.parameters: dict[str, Value] = {}
+        self.buffers: list[Buffer] = []
+        self.host_buffers: list[Buffer] = []
+        by_dtype: dict[str, list[Node]] = {}
+        for node in graph.nodes:
+            if any(p.trainable for p in node.parameters):
+                by_dtype.setdefault(self._dtype(node.parameters[0]), []).append(node)
+        for dtype, nodes in by_dtype.items():
+            self._add_flats(dtype, nodes, accumulate)
+        self._add_state(graph)
+        scalars = Buffer("scalars", CONSTANT_BYTES, Role.OPTIMIZER, persistent=True)
+        self.constants = self._value("constants", scalars, 0, TensorSpec((CONSTANT_BYTES,), "uint8"))
+        self.scalars = self.constants._replace(name="scalars", spec=TensorSpec((SCALAR_COUNT,), precision.statistics))
+        self.counters = self.constants._replace(
+            name="counters", offset=CONSTANT_BYTES // 2, spec=TensorSpec((COUNTER_COUNT,), "uint32")
+        )
+        self.buffers.append(scalars)
+        self._add_batch(graph)
+
+    def _dtype(self, parameter: Parameter) -> str:
+        return self.precision.resolve(TensorSpec(parameter.shape, parameter.dtype)).dtype
+
+    def _value(self, name: str, buffer: Buffer, offset: int, spec: TensorSpec) -> Value:
+        return Value(name, buffer, offset, spec, next(self.contents))
+
+    def _add_flats(self, dtype: str, nodes: list[Node], accumulate: bool) -> None:
+        statistics = self.precision.statistics
+        narrow = self.precision.master and dtype != statistics
+        wanted: list[tuple[str, str, Role]] = [("parameters", dtype, Role.PARAMETER)]
+        if narrow:
+            wanted.append(("master", statistics, Role.OPTIMIZER))
+        wanted += [(slot, statistics, Role.OPTIMIZER) for slot in self.optimizer.slots]
+        if accumulate:
+            wanted.append(("gradients", dtype, Role.PARAM_GRAD))
+        for name, kind, role in wanted:
+            flat = Flat(f"{name}.{dtype}", kind, role, nodes, self.contents)
+            self.buffers.append(flat.buffer)
+            if name == "parameters":
+                self.weights.update(flat.blocks)
+                for node in nodes:
+                    cut = slices(node, flat.blocks[node.name])
+                    self.parameters.update((f"{node.name}.{key}", value) for key, value in cut.items())
+            elif name == "gradients":
+                self.gradients.update(flat.blocks)
+            else:
+                self.slots.setdefault(name, {}).update(flat.blocks)
+
+    def _add_state(self, graph: Graph) -> None:
+        offset, placed = 0, []
+        for node in graph.nodes:
+            for parameter in node.parameters:
+                if not parameter.trainable:
+                    spec = self.precision.resolve(TensorSpec(parameter.shape, parameter.dtype))
+                    placed.append((parameter.name, offset, spec))
+                    offset = round_up(offset + spec.nbytes, BLOCK_ALIGNMENT)
+        if placed:
+            state = Buffer("state", offset, Role.STATE, persistent=True)
+            self.buffers.append(state)
+            self.parameters.update((name, self._value(name, state, at, spec)) for name, at, spec in placed)
+
+    def _add_batch(self, graph: Graph) -> None:
+        """A batch travels as one range: constants, labels, pixels. The same layout on host and device."""
+        nbytes = self.batch_bytes(graph)
+        self.staging = Buffer("staging", nbytes, Role.INPUT, persistent=True)
+        self.buffers.append(self.staging)
+        self.slot = Buffer("batch slot 0", nbytes, Role.INPUT, space=HOST, persistent=True)
+        self.other_slot = Buffer("batch slot 1", nbytes, Role.INPUT, space=HOST, persistent=True)
+        # Two results in flight, like the two batches: loss first, logits after.
+        logits = graph.loss_node.inputs[0].spec.size * 4 if hasattr(graph, "loss_node") else 0
+        self.result = Buffer("result slot 0", 512 + logits, Role.ACTIVATION, space=HOST, persistent=True)
+        self.other_result = Buffer("result slot 1", 512 + logits, Role.ACTIVATION, space=HOST, persistent=True)
+        self.host_buffers += [self.slot, self.other_slot, self.result, self.other_result]
+
+    @staticmethod
+    def batch_bytes(graph: Graph) -> int:
+        """Bytes of the constants, the labels and the pixels (always float32) of one batch."""
+        labels = sum(round_up(t.spec.nbytes) for t in graph.labels)
+        return CONSTANT_BYTES + labels + graph.inputs[0].spec.size * 4
+
+    def batch_values(self, graph: Graph, buffer: Buffer) -> dict[str, Value]:
+        """The parts of a batch of ``graph`` inside ``buffer``: constants, labels, pixels, and ``all`` of it."""
+        pixels, labels = graph.inputs[0], graph.labels[0]
+        after = CONSTANT_BYTES + round_up(labels.spec.nbytes)
+        content = next(self.contents)
+        spec = TensorSpec(pixels.spec.shape, "float32")
+        return {
+            "constants": Value(f"{buffer.name}.constants", buffer, 0, TensorSpec((CONSTANT_BYTES,), "uint8"), content),
+            "labels": Value(f"{buffer.name}.labels", buffer, CONSTANT_BYTES, labels.spec, content),
+            "pixels": Value(f"{buffer.name}.pixels", buffer, after, spec, content),
+            "all": Value(f"{buffer.name}.batch", buffer, 0, TensorSpec((after + spec.nbytes,), "uint8"), content),
+        }

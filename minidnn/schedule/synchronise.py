@@ -1,0 +1,189 @@
+"""Synchronise: which rows wait for which rows of other streams, derived from the bytes they share. None is redundant.
+
+Before, ``a`` and ``b`` at the same bytes of the slab      After
+    0 ALLOC    a   compute                                     0 ALLOC    a   compute  waits for 4 of the previous run
+    1 FORWARD  a   compute  writes a                           1 FORWARD  a   compute
+    2 OFFLOAD  a   d2h      reads a, writes a.host             2 OFFLOAD  a   d2h      waits for 1
+    3 FREE     a   d2h                                         3 FREE     a   d2h
+    4 ALLOC    b   h2d                                         4 ALLOC    b   h2d      waits for 2
+    5 FREE     b   h2d                                         5 FREE     b   h2d
+
+A stream runs its rows in list order, so a row needs to wait only where an earlier row of another stream touches the same
+bytes and at least one of the two writes. ``free`` is not synchronisation: the ALLOC row of the next buffer at these bytes
+counts as a write and carries the wait. What a row knows to have ended is a vector clock (Fidge 1988, Mattern 1989): the
+latest row of each stream that has ended before it starts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from minidnn.schedule.instruction import RESULT, STREAMS, Buffer, Instruction, Op, Value, Wait
+
+_NEVER = -1
+_ALWAYS = 1 << 60  # what a stream knows of itself: it starts a row when all before are done
+
+
+def synchronise(
+    rows: Sequence[Instruction], offsets: Mapping[Buffer, int], *, previous: Sequence[Instruction] | None
+) -> list[Instruction]:
+    """Return the rows with ``waits`` filled; given waits are ignored. Near-linear in the operands.
+
+    ``offsets`` place the device and host buffers that ``rows`` and ``previous`` touch; persistent buffers and results share
+    their bytes with no other buffer. ``previous`` is the run before this one in the declared cycle, most often ``rows``
+    itself: its copies may be in flight when this run begins, and a wait for one of its rows has ``lag`` 1. What was in
+    flight before ``previous`` began and touches bytes that ``previous`` does not is not waited for. None: nothing is in
+    flight at the beginning.
+    """
+    regions = _Regions(offsets)
+    accesses = [regions.accesses(row) for row in rows]
+    clocks = _Clocks()
+    if previous is not None:
+        before = accesses if previous is rows else [regions.accesses(row) for row in previous]
+        for row, touched in zip(previous, before, strict=True):
+            clocks.step(row.stream, touched)
+    shift = len(clocks.streams)
+    ordered = []
+    for row, touched in zip(rows, accesses, strict=True):
+        ends = clocks.step(row.stream, touched)
+        if ends or row.waits:
+            waits = sorted(Wait(end - shift) if end >= shift else Wait(end, 1) for end in ends)
+            row = row._replace(waits=tuple(waits))
+        ordered.append(row)
+    return ordered
+
+
+class _Region:
+    """A line of bytes and the history of each.
+
+    Fragment ``i`` reaches from ``starts[i]`` to ``starts[i + 1]``. Its history is the latest row of each stream that touched
+    it since it was last written, that row included, and then that row once more.
+    """
+
+    __slots__ = ("histories", "starts")
+
+    def __init__(self) -> None:
+        self.starts = [0, _ALWAYS]
+        self.histories = [[_NEVER] * (len(STREAMS) + 1)]
+
+    def fragments(self, begin: int, end: int) -> tuple[int, int]:
+        """Return the first and one past the last of the fragments that make up a range, splitting those at its ends."""
+        starts = self.starts
+        first = bisect_left(starts, begin)
+        if starts[first] != begin:
+            starts.insert(first, begin)
+            self.histories.insert(first, self.histories[first - 1].copy())
+        last = first + 1
+        if starts[last] != end:
+            last = bisect_left(starts, end, last)
+            if starts[last] != end:
+                starts.insert(last, end)
+                self.histories.insert(last, self.histories[last - 1].copy())
+        return first, last
+
+
+class _Access(NamedTuple):
+    region: _Region
+    begin: int
+    end: int
+    writes: bool
+
+
+class _Regions:
+    """One region for each slab's transient buffers, and one for each persistent or result buffer."""
+
+    def __init__(self, offsets: Mapping[Buffer, int]) -> None:
+        self.offsets = offsets
+        self.regions: dict[Buffer | str, _Region] = {}
+
+    def accesses(self, row: Instruction) -> list[_Access]:
+        """What a row reads and writes, reads first."""
+        if row.op is Op.FREE:
+            return []
+        if row.op is Op.ALLOC:
+            assert row.buffer is not None, "an ALLOC row names its buffer"
+            region, start = self._place(row.buffer)
+            return [_Access(region, start, start + row.buffer.footprint, True)]
+        found = [self._access(value, False) for value in row.reads if value.spec.size]
+        found += [self._access(value, True) for value in row.writes if value.spec.size]
+        if row.workspace is not None and row.workspace.spec.size:
+            found.append(self._access(row.workspace, True))
+        return found
+
+    def _access(self, value: Value, writes: bool) -> _Access:
+        buffer = value.buffer
+        region, start = self._place(buffer)
+        end = value.offset + value.spec.nbytes
+        if end == buffer.nbytes:
+            end = buffer.footprint  # the padding goes with the last byte, so that whole buffers are one fragment
+        return _Access(region, start + value.offset, start + end, writes)
+
+    def _place(self, buffer: Buffer) -> tuple[_Region, int]:
+        own = buffer.persistent or buffer.space == RESULT
+        key: Buffer | str = buffer if own else buffer.space
+        region = self.regions.get(key)
+        if region is None:
+            region = self.regions[key] = _Region()
+        return region, 0 if own else self.offsets[buffer]
+
+
+class _Clocks:
+    """Vector clocks of the rows so far. Rows are counted from the first of ``previous``."""
+
+    def __init__(self) -> None:
+        self.streams: list[int] = []  # of each row
+        self.known: list[list[int]] = []  # by each row: the latest row of every stream that ended before it starts
+        self.now = [[_NEVER] * len(STREAMS) for _ in STREAMS]  # by the next row of each stream
+        for stream, now in enumerate(self.now):
+            now[stream] = _ALWAYS
+
+    def step(self, name: str, accesses: Sequence[_Access]) -> list[int]:
+        """Add a row and return the rows that it must wait for, at most one of each other stream."""
+        row, stream = len(self.streams), STREAMS.index(name)
+        now = self.now[stream]
+        need: dict[int, int] = {}  # by stream
+        for region, begin, end, writes in accesses:
+            first, last = region.fragments(begin, end)
+            histories = region.histories
+            for history in histories[first:last] if last - first > 1 else (histories[first],):
+                if writes:
+                    for other, known in enumerate(now):
+                        if history[other] > known:
+                            need[other] = max(history[other], need.get(other, _NEVER))
+                    continue
+                writer = history[-1]
+                if writer != _NEVER and writer > now[other := self.streams[writer]]:
+                    need[other] = max(writer, need.get(other, _NEVER))
+                history[stream] = row
+            if writes:
+                fresh = [_NEVER, _NEVER, _NEVER, _NEVER, row]
+                fresh[stream] = row
+                histories[first] = fresh
+                if last - first > 1:
+                    del region.starts[first + 1 : last], histories[first + 1 : last]
+        self.streams.append(stream)
+        waits = list(need.values())
+        if len(waits) > 1:
+            waits = [end for end in waits if not any(by != end and self._knows(by, end) for by in waits)]
+        if waits:
+            self.now[stream] = now = self._learn(stream, now, waits)
+        self.known.append(now)
+        return waits
+
+    def _knows(self, by: int, end: int) -> bool:
+        """Has row ``end`` ended when row ``by``, of another stream, starts?"""
+        return self.known[by][self.streams[end]] >= end
+
+    def _learn(self, stream: int, now: Sequence[int], waits: Sequence[int]) -> list[int]:
+        """The clock of a stream after waiting: what the rows waited for knew, and that they have ended."""
+        learnt = list(now)
+        for end in waits:
+            of_end = self.streams[end]
+            for other, known in enumerate(self.known[end]):
+                known = end if other == of_end else known
+                if known > learnt[other]:
+                    learnt[other] = known
+        assert learnt[stream] == _ALWAYS
+        return learnt

@@ -1,0 +1,264 @@
+"""The trainer: epochs over a compiled step. It knows batches, rates and records, and nothing of memory.
+
+Training can stop after any update and go on from there bit for bit: which batch comes next, its augmentation, its dropout and
+its learning rate are functions of the counters in ``Progress``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minidnn.checkpoint import Progress
+from minidnn.data import Batches
+from minidnn.errors import UserError
+from minidnn.layers import BatchNorm, Graph
+from minidnn.lr_schedule import LearningRate
+from minidnn.metrics import MetricsLog
+from minidnn.screen import Screen
+
+
+class Result(Protocol):
+    """What one step gives back."""
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the batch; reading it waits for the device."""
+        ...
+
+
+class Step(Protocol):
+    """What the trainer needs of a ``minidnn.CompiledStep``."""
+
+    def run(self, x: NDArray[Any], y: NDArray[Any], lr: float | None = None, update: bool | None = None) -> Result:
+        """One forward and backward; ``update`` True ends an accumulation group early."""
+        ...
+
+    def evaluate(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Logits, (N, classes)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One training, from any point on.
+
+    Attributes:
+        step: the compiled step, at the state that the progress describes.
+        train, test: batches of the two splits; ``test`` whole and in order.
+        rate: learning rate of every update.
+        epochs: passes over the training split.
+        save: called with the progress and whether its accuracy is the best so far: after every epoch, and where training
+            stops within one.
+        log, screen: where figures go.
+        accumulate: batches an update takes; the last group of an epoch may be smaller.
+        max_steps: stop after this many batches since the start, at the end of an update.
+        dropped: batches that each epoch leaves out because batch norm cannot use them (``unusable_tail``).
+        print_freq: batches between two lines and two records.
+    """
+
+    step: Step
+    train: Batches
+    test: Batches
+    rate: LearningRate
+    epochs: int
+    save: Callable[[Progress, bool], None]
+    log: MetricsLog
+    screen: Screen
+    accumulate: int = 1
+    max_steps: int | None = None
+    dropped: int = 0
+    print_freq: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a training ended. ``acc1``: of the last evaluation, a fraction; ``interrupted``: before the last epoch was done."""
+
+    progress: Progress
+    acc1: float | None
+    interrupted: bool
+    images_per_second: float | None
+
+
+def fit(training: Training, progress: Progress) -> Outcome:
+    """Train from ``progress`` to the last epoch, ``max_steps`` or an interruption; evaluate and save after each epoch.
+
+    The first Ctrl-C or SIGTERM finishes the update under way and saves; the second ends the process at once.
+
+    Raises:
+        UserError: the loss is not finite any more, or a checkpoint cannot be written.
+    """
+    t, meter, acc1 = training, Meter(), None
+    with Interruption() as interruption:
+        while progress.epoch < t.epochs:
+            started = time.perf_counter()
+            progress = _train(t, progress, meter, lambda: interruption.asked)
+            acc1 = evaluate(t.step, t.test, lambda: interruption.asked)
+            if acc1 is None or progress.batch < len(t.train):
+                t.save(progress, False)
+                break
+            progress, best = _end_of_epoch(t, progress, acc1, time.perf_counter() - started)
+            t.save(progress, best)
+            if t.max_steps is not None and progress.steps >= t.max_steps:
+                break
+        interrupted = interruption.asked and progress.epoch < t.epochs
+    return Outcome(progress, acc1, interrupted, meter.total)
+
+
+def evaluate(step: Step, batches: Batches, interrupted: Callable[[], bool] = lambda: False) -> float | None:
+    """Top-1 accuracy over a split, a fraction; None if interrupted."""
+    correct = 0
+    with closing(batches.epoch(0)) as whole:
+        for x, y in whole:
+            if interrupted():
+                return None
+            correct += int(np.count_nonzero(step.evaluate(x).argmax(axis=1) == y))
+    return correct / len(batches.dataset)
+
+
+def unusable_tail(graph: Graph, tail: int | None) -> str | None:
+    """The batch norm that cannot use a last batch of ``tail`` samples, since it would have one value per channel; or None."""
+    for node in graph.nodes if tail == 1 else ():
+        if isinstance(node.layer, BatchNorm) and math.prod(node.output.shape[1:-1]) == 1:
+            return node.name
+    return None
+
+
+def _train(t: Training, progress: Progress, meter: Meter, interrupted: Callable[[], bool]) -> Progress:
+    """The rest of an epoch, or less of it: to the end of the update at which training has to stop."""
+    total = len(t.train)
+    pending: list[tuple[int, Result]] = []  # results whose loss has not been read, since reading waits for the device
+    meter.start()
+    title = f"Epoch: [{progress.epoch}]"
+    with t.screen.progress(title, total, progress.batch) as bar, closing(t.train.epoch(progress.epoch, progress.batch)) as xs:
+        for x, y in xs:
+            if progress.batch % t.accumulate == 0:
+                stop = interrupted() or (t.max_steps is not None and progress.steps >= t.max_steps)
+                if stop:
+                    break
+            done = progress.batch + 1
+            updates = done == total or done % t.accumulate == 0
+            lr = t.rate(progress.updates)
+            pending.append((len(y), t.step.run(x, y, lr=lr, update=True if updates else None)))
+            progress = replace(
+                progress, batch=done, steps=progress.steps + 1, updates=progress.updates + int(updates)
+            )
+            bar.advance()
+            if done % t.print_freq == 0:
+                progress, loss = _read(pending, progress, lr)
+                speed = meter.lap()
+                bar.show(f"{title}[{done:>{len(str(total))}}/{total}]  loss {loss:.4f}  lr {lr:.4g}  {speed:,.0f} img/s")
+                t.log.write(
+                    kind="step", step=progress.steps, epoch=progress.epoch, batch=done, update=progress.updates,
+                    loss=loss, lr=lr, images_per_second=speed,
+                )  # fmt: skip
+            meter.count(len(y))
+        progress, _ = _read(pending, progress, t.rate(max(progress.updates - 1, 0)))
+    meter.stop()
+    return progress
+
+
+def _read(pending: list[tuple[int, Result]], progress: Progress, lr: float) -> tuple[Progress, float]:
+    """Read the pending losses into the progress; also their mean."""
+    before = progress.loss_samples, progress.loss_sum
+    total, samples = progress.loss_sum, progress.loss_samples
+    for number, (count, result) in enumerate(pending, start=1):
+        loss = result.loss
+        if not math.isfinite(loss):
+            at = progress.steps - len(pending) + number
+            raise UserError(f"the loss became {loss} at step {at}: start again with --lr below {lr:g}, or with --warmup")
+        total, samples = total + loss * count, samples + count
+    pending.clear()
+    mean = (total - before[1]) / max(samples - before[0], 1)
+    return replace(progress, loss_sum=total, loss_samples=samples), mean
+
+
+def _end_of_epoch(t: Training, progress: Progress, acc1: float, seconds: float) -> tuple[Progress, bool]:
+    """Line, record and the progress at the start of the next epoch; and whether the accuracy is the best so far."""
+    best = progress.best_acc1 is None or acc1 > progress.best_acc1
+    best_acc1 = acc1 if best or progress.best_acc1 is None else progress.best_acc1
+    loss = progress.loss_sum / max(progress.loss_samples, 1)
+    lr = t.rate(max(progress.updates - 1, 0))
+    t.screen.line(
+        f"Epoch: [{progress.epoch}]  loss {loss:.4f}  Acc@1 {acc1:.2%} (best {best_acc1:.2%})  lr {lr:.4g}  {seconds:.1f} s"
+    )
+    t.log.write(
+        kind="epoch", step=progress.steps, epoch=progress.epoch, train_loss=loss, acc1=acc1, best_acc1=best_acc1, lr=lr,
+        seconds=seconds,
+    )  # fmt: skip
+    dropped = progress.dropped_batches + t.dropped
+    after = Progress(progress.epoch + 1, 0, progress.steps, progress.updates, 0.0, 0, best_acc1, dropped)
+    return after, best
+
+
+class Meter:
+    """Images per second of training, evaluation not counted."""
+
+    def __init__(self) -> None:
+        self._images = 0
+        self._seconds = 0.0
+        self._lap_images = 0
+        self._mark = self._started = 0.0
+
+    def start(self) -> None:
+        """Begin to count time."""
+        self._mark = self._started = time.perf_counter()
+        self._lap_images = 0
+
+    def count(self, images: int) -> None:
+        """Images of a step whose time is being counted."""
+        self._images += images
+        self._lap_images += images
+
+    def lap(self) -> float:
+        """Images per second since the last lap."""
+        now = time.perf_counter()
+        speed = self._lap_images / max(now - self._mark, 1e-9)
+        self._mark, self._lap_images = now, 0
+        return speed
+
+    def stop(self) -> None:
+        """Stop counting time."""
+        self._seconds += time.perf_counter() - self._started
+
+    @property
+    def total(self) -> float | None:
+        """Images per second of all that was counted; None without any."""
+        return self._images / self._seconds if self._images else None
+
+
+class Interruption:
+    """Turns the first Ctrl-C or SIGTERM into a flag and the second into the end of the process, inside its ``with`` block.
+
+    Off the main thread, where Python delivers no signals, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            os._exit(130)
+        self.asked = True
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
