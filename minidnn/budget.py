@@ -49,13 +49,17 @@ def require_fit(
         return
     short = program.reserved_bytes - memory
     schedule = program.largest
-    largest = ", ".join(f"{r.layer or r.name} {r.role} {human_bytes(r.nbytes)}" for r in schedule.profile.residents_at_peak[:5])
+    largest = ", ".join(
+        f"{r.layer or r.name} {r.role} {human_bytes(r.nbytes)}" for r in schedule.profile.residents_at_peak[:5]
+    )
     advice = [f"--memory {program.reserved_bytes}", f"a batch below {schedule.batch}", "--policy auto"]
     if leaner is not None:
         limit, reserved = leaner()
         if reserved is not None and reserved < program.reserved_bytes:
             fits = "would fit" if reserved <= memory else "needs less"
-            advice.append(f"--workspace-limit {limit} ({human_bytes(reserved)}: {fits}, but another recipe means other bits)")
+            advice.append(
+                f"--workspace-limit {limit} ({human_bytes(reserved)}: {fits}, but another recipe means other bits)"
+            )
     raise _refusal(
         program,
         f"the step needs {program.reserved_bytes} B ({human_bytes(program.reserved_bytes)}), the budget is {memory} B "

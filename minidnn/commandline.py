@@ -151,8 +151,8 @@ def complete(args: Namespace, saved: Mapping[str, Any] | None = None) -> Namespa
         if (text := getattr(done, name)) is not None:  # a percentage is known after the plan ``keep`` has been made
             whole = (lambda: 10**15) if name == "memory" else None
             parse_bytes(text, what=f"--{name.replace('_', '-')}", whole=whole)
-    if done.momentum is not None and (done.opt or defaults.opt) == "adam":
-        raise UserError(f"--momentum {done.momentum:g} has no effect on adam: leave it out, or use --opt sgd")
+    if args.momentum is not None and (done.opt or defaults.opt) == "adam":
+        raise UserError(f"--momentum {args.momentum:g} has no effect on adam: leave it out, or use --opt sgd")
     common = {"warmup": 0.0, "momentum": 0.9, "accum": 1, "seed": 0, "precision": "fp32", "drop_last": False, "lr": None}
     for name, value in (defaults._asdict() | common).items():
         if name in TRAINING and getattr(done, name, None) is None:
@@ -171,7 +171,7 @@ def run(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None 
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted before training began: nothing was written", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of a pipe, such as head, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -65,7 +65,9 @@ def compile(  # noqa: A001  (the public name of the contract)
     graph.check()
     kind = find_precision(precision)
     if strategy is not None or communicator is not None:
-        raise UserError(f"strategy={strategy!r}: data parallelism is not part of this version; leave strategy and communicator out")
+        raise UserError(
+            f"strategy={strategy!r}: data parallelism is not part of this version; leave strategy and communicator out"
+        )
     if allocator not in ("slab", "pool"):
         raise UserError(f"allocator={allocator!r} is unknown; choose slab or pool")
     if accumulate < 1:
@@ -80,11 +82,15 @@ def compile(  # noqa: A001  (the public name of the contract)
     if recipe is None:
         recipe = numpy_recipe(graph, kind, limit, deterministic)
     elif recipe.precision != precision:
-        raise UserError(f"the recipe was made for precision {recipe.precision}, not {precision}; pass precision={recipe.precision!r}")
+        raise UserError(
+            f"the recipe was made for precision {recipe.precision}, not {precision}; pass precision={recipe.precision!r}"
+        )
     tail_graph = None if tail is None else graph.with_batch(tail)
 
     def program_of(plan: Plan, recipe: Recipe) -> Program:
-        tail_recipe = None if tail_graph is None else numpy_recipe(tail_graph, kind, recipe.workspace_limit, deterministic)
+        tail_recipe = (
+            None if tail_graph is None else numpy_recipe(tail_graph, kind, recipe.workspace_limit, deterministic)
+        )
         persistent = Persistent(graph, kind, optimizer, accumulate=accumulate > 1)
         return build(graph, tail_graph, plan, recipe, tail_recipe, persistent, gpu, accumulate)
 
@@ -130,7 +136,11 @@ def _device(device: str | Device | None, precision: Precision) -> Device | None:
     if not isinstance(device, str):
         return device
     if device != "emulated":
-        raise UserError(f"device={device!r} is not part of this version; use device='emulated', or None to plan without arrays")
+        raise UserError(
+            f"device={device!r} is not part of this version; use device='emulated', or None to plan without arrays"
+        )
     if precision.name not in ("fp32", "fp64"):
-        raise UserError(f"precision {precision.name} needs a GPU; on the emulated device use fp32, or device=None to plan only")
+        raise UserError(
+            f"precision {precision.name} needs a GPU; on the emulated device use fp32, or device=None to plan only"
+        )
     return EmulatedDevice()

@@ -48,12 +48,15 @@ class BoundSchedule:
 class Executor:
     """Runs the schedules of a program in its slab. Raises whatever the device raises when the slab cannot be had."""
 
-    def __init__(self, program: Program, device: Device, profile: Profile, precision: str) -> None:
+    def __init__(
+        self, program: Program, device: Device, profile: Profile, precision: str, *, reserve: bool = True
+    ) -> None:
         self.program = program
         self.device = device
         self._profile = profile
         self._precision = precision
-        device.open(program.reserved_bytes, program.host_bytes)
+        if reserve:
+            device.open(program.reserved_bytes, program.host_bytes)
         p = program.persistent
         self._slots: Mapping[Buffer, tuple[Buffer, ...]] = {
             p.slot: (p.slot, p.other_slot),
@@ -69,6 +72,11 @@ class Executor:
         buffer = self._slots[value.buffer][slot] if value.buffer in self._slots else value.buffer
         base = (offsets or self.program.persistent_offsets)[buffer]
         return self.device.array(buffer.space, base + value.offset, value.spec)
+
+    def slot_bytes(self, buffer: Buffer) -> Array:
+        """All bytes of a pinned slot."""
+        spec = TensorSpec((buffer.footprint,), "uint8")
+        return self.device.array(buffer.space, self.program.persistent_offsets[buffer], spec)
 
     # -- binding ----------------------------------------------------------------------------------------------------
     def bound(self, name: str) -> BoundSchedule:
@@ -98,7 +106,9 @@ class Executor:
             start = schedule.offsets[row.buffer]
             return self.device.birth(self.device.array(row.buffer.space, start, _bytes(row.buffer)), row.stream)
         arrays = [
-            results.setdefault(v.name, self._result_array(v)) if v.buffer.space == RESULT else self.view(v, schedule.offsets, slot=slot)
+            results.setdefault(v.name, self._result_array(v))
+            if v.buffer.space == RESULT
+            else self.view(v, schedule.offsets, slot=slot)
             for v in (*row.writes, *row.reads)
         ]
         if not row.kernel:
@@ -123,7 +133,7 @@ class Executor:
         parity = self._runs % BATCHES_IN_FLIGHT
         last = self._last
         cyclic = last is not None and last.schedule.name == bound.schedule.previous
-        before = last.events if last is not None and cyclic else None
+        before: list[Event] = last.events if last is not None and cyclic else []
         # Not the declared cycle: the first row of every stream waits for the last row of every stream.
         fence = [last.events[i] for i in last.tails] if last is not None and not cyclic else []
         submit = self.device.submit
@@ -132,7 +142,7 @@ class Executor:
         for index, (stream, works, waits, seconds, record) in enumerate(bound.rows):
             after: Sequence[Event] = ()
             if waits:
-                after = [events[w] if not lag else before[w] for w, lag in waits if not lag or before is not None]
+                after = [events[w] if not lag else before[w] for w, lag in waits if not lag or before]
             if fence and index in bound.heads:
                 after = [*after, *fence]
             append(submit(stream, works[parity if len(works) > 1 else 0], after, seconds, record))

@@ -21,9 +21,10 @@ LOW = 0xFFFFFFFF
 
 
 def philox_rounds(lanes: NDArray[np.uint64], scratch: NDArray[np.uint64], k0: int, k1: int) -> None:
-    """Turn counters into random words in place: ``lanes`` (4, n) holds 32-bit values in 64-bit cells, ``scratch`` is (2, n).
+    """Turn counters into random words in place. Allocates nothing.
 
-    64-bit cells because a round needs both halves of a 32 x 32-bit product. Allocates nothing.
+    ``lanes`` (4, n) holds 32-bit values in 64-bit cells, because a round needs both halves of a 32 x 32-bit product;
+    ``scratch`` is (2, n).
     """
     a, b, c, d = lanes
     p, q = scratch

@@ -28,7 +28,9 @@ def numpy_recipe(graph: Graph, precision: Precision, workspace_limit: int | None
     return Recipe(precision.name, "numpy", engines, NUMPY_ACCUMULATING, workspace_limit, deterministic)
 
 
-def _numpy_engine(node: Node, direction: str, attrs: dict[str, object], precision: Precision, limit: int | None) -> Engine:
+def _numpy_engine(
+    node: Node, direction: str, attrs: dict[str, object], precision: Precision, limit: int | None
+) -> Engine:
     weight = node.parameter("weight")
     return numpy_kernels.select_engine(
         direction,

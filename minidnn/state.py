@@ -103,7 +103,11 @@ class ModelState:
         missing = [name for name in names if name not in state]
         unexpected = [name for name in state if name not in names]
         if missing or unexpected:
-            parts = [f"lacks {missing[0]!r}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")] if missing else []
+            parts = (
+                [f"lacks {missing[0]!r}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")]
+                if missing
+                else []
+            )
             if unexpected:
                 parts.append(f"has {unexpected[0]!r}, which this net does not; {nearest(unexpected[0], names)}")
             raise UserError(f"{what} {' and '.join(parts)}")

@@ -17,7 +17,7 @@ from minidnn.optim import Optimizer
 from minidnn.precision import Precision
 from minidnn.profiles import Profile
 from minidnn.scalars import Counter, Scalar
-from minidnn.schedule.instruction import Value
+from minidnn.schedule.instruction import Buffer, Value
 from minidnn.schedule.plan import Plan
 from minidnn.schedule.program import Program
 from minidnn.schedule.recipe import Recipe
@@ -111,7 +111,7 @@ class CompiledStep:
     def executor(self) -> Executor:
         """The executor. Raises UserError for a step that was compiled to be planned only."""
         if self._executor is None:
-            raise UserError("this step was compiled with device=None, to be planned only; compile it with a device to run it")
+            raise UserError("this step has no device (device=None, or closed); compile it with a device to run it")
         return self._executor
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -157,28 +157,46 @@ class CompiledStep:
         if (pending := self._results[parity]) is not None:
             pending.settle()
         persistent = self.program.persistent
-        if name not in self._parts:
-            graph = self.graph if self.program[name].batch == self.batch else self.graph.with_batch(self.program[name].batch)
-            self._parts[name] = persistent.batch_values(graph, persistent.slot)
-        view = {part: executor.view(value, slot=parity) for part, value in self._parts[name].items()}
-        write_pixels(view["pixels"], x)
-        if y is not None:
-            view["labels"][...] = y
-        constants = self._parts[name]["constants"]
-        scalars = executor.view(constants._replace(spec=persistent.scalars.spec), slot=parity)
-        counters = executor.view(
-            constants._replace(spec=persistent.counters.spec, offset=constants.offset + persistent.counters.offset), slot=parity
-        )
-        scalars[...] = 0
-        scalars[Scalar.LR], scalars[Scalar.LOSS_WEIGHT], scalars[Scalar.GRADIENT_SCALE] = lr, share, scale
-        scalars[Scalar.BIAS1], scalars[Scalar.BIAS2] = self.optimizer.bias_corrections(update)
-        counters[Counter.STEP_LOW], counters[Counter.STEP_HIGH] = self.steps & 0xFFFFFFFF, self.steps >> 32
-        counters[Counter.SEED], counters[Counter.RANK] = self.seed & 0xFFFFFFFF, 0
+        slot = executor.slot_bytes((persistent.slot, persistent.other_slot)[parity])
+        self._fill(name, slot, x, y, lr, share, scale, update)
         event = executor.run(name)
         loss_spec = self.graph.loss_node.output.spec
         loss = Value("loss", persistent.result, 0, self.precision.resolve(loss_spec), -1)
         result = self._results[parity] = StepResult(executor, event, executor.view(loss, slot=parity))
         return result
+
+    def _fill(
+        self,
+        name: str,
+        slot: NDArray[np.uint8],
+        x: NDArray[Any],
+        y: NDArray[Any] | None,
+        lr: float,
+        share: float,
+        scale: float,
+        update: int,
+    ) -> None:
+        """Write batch and constants into a pinned slot: all that changes from step to step travels there."""
+        persistent = self.program.persistent
+        if name not in self._parts:
+            batch = self.program[name].batch
+            graph = self.graph if batch == self.batch else self.graph.with_batch(batch)
+            self._parts[name] = persistent.batch_values(graph, persistent.slot)
+        parts = self._parts[name]
+        write_pixels(_part(slot, parts["pixels"]), x)
+        if y is not None:
+            _part(slot, parts["labels"])[...] = y
+        scalars, counters = _part(slot, persistent.scalars), _part(slot, persistent.counters)
+        _part(slot, parts["constants"])[...] = 0
+        scalars[Scalar.LR], scalars[Scalar.LOSS_WEIGHT], scalars[Scalar.GRADIENT_SCALE] = lr, share, scale
+        scalars[Scalar.BIAS1], scalars[Scalar.BIAS2] = self.optimizer.bias_corrections(update)
+        counters[Counter.STEP_LOW], counters[Counter.STEP_HIGH] = self.steps & 0xFFFFFFFF, self.steps >> 32
+        counters[Counter.SEED] = self.seed & 0xFFFFFFFF
+
+    def fill_slot(self, name: str, slots: Mapping[Buffer, NDArray[np.uint8]], x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Fill the first pinned slot of a measured copy as the next run of a schedule would be."""
+        share = 1.0 / len(x) if self.accumulate == 1 else 1.0 / (self.accumulate * self.batch)
+        self._fill(name, slots[self.program.persistent.slot], x, y, self.optimizer.lr, share, 1.0, self.updates + 1)
 
     def gradients(self, x: NDArray[Any], y: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Forward and backward without an update: mean gradients by parameter name, in torchvision's layout.
@@ -196,7 +214,9 @@ class CompiledStep:
         x = np.asarray(x)
         expected = self.graph.inputs[0].shape[1:]
         if x.ndim != len(expected) + 1 or x.shape[1:] != expected or len(x) < 1:
-            raise UserError(f"x has shape {x.shape}, evaluation wants (N, {', '.join(map(str, expected))}) with N at least 1")
+            raise UserError(
+                f"x has shape {x.shape}, evaluation wants (N, {', '.join(map(str, expected))}) with N at least 1"
+            )
         out = np.empty((len(x), self.classes), np.float32)
         for start in range(0, len(x), self.batch):
             part = x[start : start + self.batch]
@@ -221,7 +241,9 @@ class CompiledStep:
         if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
             raise UserError(f"y has shape {y.shape} and type {y.dtype}, this step wants ({x.shape[0]},) integers")
         if y.size and not (0 <= int(y.min()) and int(y.max()) < self.classes):
-            raise UserError(f"label {int(y.min()) if y.min() < 0 else int(y.max())} is out of range; labels are 0 to {self.classes - 1}")
+            raise UserError(
+                f"label {int(y.min()) if y.min() < 0 else int(y.max())} is out of range; labels are 0 to {self.classes - 1}"
+            )
         return int(x.shape[0])
 
     # -- state ------------------------------------------------------------------------------------------------------
@@ -246,7 +268,9 @@ class CompiledStep:
         Raises UserError inside an accumulation group, whose gradients are not part of the state.
         """
         if self._in_group:
-            raise UserError(f"{self._in_group} of {self.accumulate} micro-batches are accumulated; save after the update")
+            raise UserError(
+                f"{self._in_group} of {self.accumulate} micro-batches are accumulated; save after the update"
+            )
         counts = {"optimizer.step": np.int64(self.steps), "optimizer.updates": np.int64(self.updates)}
         return {**self.executor_state.optimizer(), **{name: np.asarray(value) for name, value in counts.items()}}
 
@@ -287,6 +311,11 @@ class CompiledStep:
             self._executor = None
 
 
+def _part(slot: NDArray[np.uint8], value: Value) -> NDArray[Any]:
+    """A value inside the bytes of its buffer."""
+    return slot[value.offset : value.offset + value.spec.nbytes].view(value.spec.dtype).reshape(value.spec.shape)
+
+
 def write_pixels(destination: NDArray[Any], x: NDArray[Any]) -> None:
     """Fill the pinned pixels: float32 as it is, uint8 scaled by 1/255; any strides. No temporary batch is made."""
     if x.dtype == np.uint8:
@@ -295,7 +324,9 @@ def write_pixels(destination: NDArray[Any], x: NDArray[Any]) -> None:
         np.copyto(destination, x, casting="same_kind")
 
 
-def make_executor(program: Program, device: Device, gpu: Profile, precision: str, allocator: str, memory: int | None) -> Executor:
+def make_executor(
+    program: Program, device: Device, gpu: Profile, precision: str, allocator: str, memory: int | None
+) -> Executor:
     """The executor of an allocator."""
     if allocator == "pool":
         from minidnn.pool_executor import PoolExecutor

@@ -24,16 +24,51 @@ class Kernels(Protocol):
     """Signatures and formulas of every kernel. Backends are modules; this is their common type."""
 
     # -- convolution and linear ------------------------------------------------------------------------------------
-    def conv2d_forward(self, y: Array, x: Array, weight: Array, bias: Array | None = None, *, stride: Pair, padding: Pair,
-                       dilation: Pair, groups: int, images: int, scratch: Array | None = None) -> None:
+    def conv2d_forward(
+        self,
+        y: Array,
+        x: Array,
+        weight: Array,
+        bias: Array | None = None,
+        *,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+        groups: int,
+        images: int,
+        scratch: Array | None = None,
+    ) -> None:
         """Cross-correlation: y[n,p,q,k] = sum over r,s,c of x[n, p*stride - padding + r*dilation, ..., c] * weight[k,r,s,c] (+ bias[k])."""
 
-    def conv2d_backward_data(self, dx: Array, dy: Array, weight: Array, *, stride: Pair, padding: Pair, dilation: Pair,
-                             groups: int, images: int, scratch: Array | None = None) -> None:
+    def conv2d_backward_data(
+        self,
+        dx: Array,
+        dy: Array,
+        weight: Array,
+        *,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+        groups: int,
+        images: int,
+        scratch: Array | None = None,
+    ) -> None:
         """dx: the transposed correlation of dy with weight; rows and columns of x that no window reads get 0."""
 
-    def conv2d_backward_weight(self, d_weight: Array, x: Array, dy: Array, *, stride: Pair, padding: Pair, dilation: Pair,
-                               groups: int, images: int, accumulate: bool = False, scratch: Array | None = None) -> None:
+    def conv2d_backward_weight(
+        self,
+        d_weight: Array,
+        x: Array,
+        dy: Array,
+        *,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+        groups: int,
+        images: int,
+        accumulate: bool = False,
+        scratch: Array | None = None,
+    ) -> None:
         """d_weight[k,r,s,c] = sum over n,p,q of dy[n,p,q,k] * x[n, p*stride - padding + r*dilation, ..., c]; ``accumulate``: +=."""
 
     def channel_sum(self, d_bias: Array, dy: Array, *, accumulate: bool = False) -> None:
@@ -55,19 +90,33 @@ class Kernels(Protocol):
     def batch_norm_apply(self, y: Array, x: Array, mean: Array, rstd: Array, weight: Array, bias: Array) -> None:
         """y = (x - mean) * rstd * weight + bias. y may be x."""
 
-    def batch_norm_running(self, running_mean: Array, running_var: Array, num_batches_tracked: Array, mean: Array, rstd: Array,
-                           *, eps: float, momentum: float | None, count: int) -> None:
+    def batch_norm_running(
+        self,
+        running_mean: Array,
+        running_var: Array,
+        num_batches_tracked: Array,
+        mean: Array,
+        rstd: Array,
+        *,
+        eps: float,
+        momentum: float | None,
+        count: int,
+    ) -> None:
         """Updates the running averages with the unbiased variance, and the counter (1,) int64; momentum None: cumulative average."""
 
-    def batch_norm_inference(self, y: Array, x: Array, running_mean: Array, running_var: Array, weight: Array, bias: Array,
-                             *, eps: float) -> None:
+    def batch_norm_inference(
+        self, y: Array, x: Array, running_mean: Array, running_var: Array, weight: Array, bias: Array, *, eps: float
+    ) -> None:
         """y = (x - running_mean) / sqrt(running_var + eps) * weight + bias. y may be x."""
 
-    def batch_norm_backward_weight(self, d_weight: Array, d_bias: Array, dy: Array, x: Array, mean: Array, rstd: Array) -> None:
+    def batch_norm_backward_weight(
+        self, d_weight: Array, d_bias: Array, dy: Array, x: Array, mean: Array, rstd: Array
+    ) -> None:
         """d_weight = sum of dy * (x - mean) * rstd, d_bias = sum of dy."""
 
-    def batch_norm_backward_data(self, dx: Array, dy: Array, x: Array, mean: Array, rstd: Array, weight: Array, d_weight: Array,
-                                 d_bias: Array) -> None:
+    def batch_norm_backward_data(
+        self, dx: Array, dy: Array, x: Array, mean: Array, rstd: Array, weight: Array, d_weight: Array, d_bias: Array
+    ) -> None:
         """dx = weight * rstd * (dy - d_bias / M - (x - mean) * rstd * d_weight / M), M values per channel. dx may be dy."""
 
     # -- pointwise --------------------------------------------------------------------------------------------------
@@ -103,7 +152,9 @@ class Kernels(Protocol):
     def max_pool_inference(self, y: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> None:
         """y alone."""
 
-    def max_pool_backward(self, dx: Array, dy: Array, index: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> None:
+    def max_pool_backward(
+        self, dx: Array, dy: Array, index: Array, *, kernel: Pair, stride: Pair, padding: Pair
+    ) -> None:
         """dx = sum of the dy whose window chose this element, else 0."""
 
     def avg_pool_forward(self, y: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> None:
@@ -138,25 +189,51 @@ class Kernels(Protocol):
     def lrn_forward(self, y: Array, scale: Array, x: Array, *, size: int, alpha: float, beta: float, k: float) -> None:
         """scale = k + alpha / size * sum of x^2 over ``size`` neighbouring channels (size // 2 before, the rest after); y = x * scale^-beta."""
 
-    def lrn_backward(self, dx: Array, dy: Array, x: Array, scale: Array, *, size: int, alpha: float, beta: float, k: float) -> None:
+    def lrn_backward(
+        self, dx: Array, dy: Array, x: Array, scale: Array, *, size: int, alpha: float, beta: float, k: float
+    ) -> None:
         """dx = dy * scale^-beta - 2 alpha beta / size * x * (sum over the windows that contain the channel of dy * x * scale^(-beta-1))."""
 
     # -- loss -------------------------------------------------------------------------------------------------------
-    def softmax_cross_entropy_forward(self, loss: Array, probabilities: Array, logits: Array, labels: Array, *, smoothing: float) -> None:
+    def softmax_cross_entropy_forward(
+        self, loss: Array, probabilities: Array, logits: Array, labels: Array, *, smoothing: float
+    ) -> None:
         """loss () = mean over samples of -sum_k q_k log p_k, q = (1 - smoothing) * onehot + smoothing / classes. Stable (log-sum-exp)."""
 
-    def softmax_cross_entropy_backward(self, d_logits: Array, probabilities: Array, labels: Array, scalars: Array, *, smoothing: float) -> None:
+    def softmax_cross_entropy_backward(
+        self, d_logits: Array, probabilities: Array, labels: Array, scalars: Array, *, smoothing: float
+    ) -> None:
         """d_logits = (p - q) * scalars[LOSS_WEIGHT]. d_logits may be probabilities."""
 
     # -- optimizers: on flat (n,) slices; PyTorch's definitions; scalars as in minidnn.optim.SCALARS ----------------
     def sgd_update(self, weight: Array, gradient: Array, scalars: Array, *, weight_decay: float) -> None:
         """Updates: g = gradient * scalars[GRADIENT_SCALE] + weight_decay * weight; weight -= lr * g."""
 
-    def sgd_momentum_update(self, weight: Array, velocity: Array, gradient: Array, scalars: Array, *, momentum: float,
-                            nesterov: bool, weight_decay: float) -> None:
+    def sgd_momentum_update(
+        self,
+        weight: Array,
+        velocity: Array,
+        gradient: Array,
+        scalars: Array,
+        *,
+        momentum: float,
+        nesterov: bool,
+        weight_decay: float,
+    ) -> None:
         """Updates: v = momentum * v + g; weight -= lr * (g + momentum * v if nesterov else v)."""
 
-    def adam_update(self, weight: Array, first: Array, second: Array, gradient: Array, scalars: Array, *, beta1: float,
-                    beta2: float, eps: float, weight_decay: float) -> None:
+    def adam_update(
+        self,
+        weight: Array,
+        first: Array,
+        second: Array,
+        gradient: Array,
+        scalars: Array,
+        *,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+    ) -> None:
         """Updates (Kingma & Ba 2015, as PyTorch): m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
         weight -= lr / scalars[BIAS1] * m / (sqrt(v / scalars[BIAS2]) + eps), with BIASi = 1 - beta_i^step computed on the host in double."""

@@ -1,10 +1,10 @@
 """im2col: which elements of a source each output position reads, and copying them side by side for one BLAS product.
 
 One geometry serves all three convolution directions. Along an axis, output ``p`` reads the source at
-``start + p * step + t * tap_step`` for every tap ``t``; outside the source lie zeros. The gradient with respect to the data
-splits into ``stride`` x ``stride`` phases: rows of x that are equal modulo the stride are read by the same taps, so each
-phase is itself such a correlation, with step 1, of dy with a part of the weights, and no product with an inserted zero is
-ever computed.
+``start + p * step + t * tap_step`` for every tap ``t``; outside the source lie zeros. The data gradient splits into
+``stride`` x ``stride`` phases: rows of x that are equal modulo the stride are read by the same taps, so each phase is
+itself such a correlation, with step 1, of dy with a part of the weights, and no product with an inserted zero is ever
+computed.
 """
 
 from __future__ import annotations
@@ -133,15 +133,17 @@ class Windows(NamedTuple):
         left, right = self.cols.reach(0, self.cols.outputs)
         base, offset = source, n0 * source.strides[0] + low * source.strides[1] + left * source.strides[2]
         if workspace.padded:
-            shape = (n1 - n0, high - low, right - left, self.channels)
-            base, offset = workspace.part(scratch, "padded", source.dtype, shape), 0
+            padded = (n1 - n0, high - low, right - left, self.channels)
+            base, offset = workspace.part(scratch, "padded", source.dtype, padded), 0
             _copy_padded(base, source[n0:n1], low, left)
         image, row, col, item = base.strides
-        shape = (n1 - n0, p1 - p0, self.cols.outputs, self.rows.taps, self.cols.taps, share)
-        steps = (image, row * self.rows.step, col * self.cols.step, row * self.rows.tap_step, col * self.cols.tap_step, item)
-        columns = workspace.part(scratch, "columns", source.dtype, shape)
+        window = (self.rows.taps, self.cols.taps, share)
+        columns = workspace.part(scratch, "columns", source.dtype, (n1 - n0, p1 - p0, self.cols.outputs, *window))
+        step = (image, row * self.rows.step, col * self.cols.step)
+        inner = (row * self.rows.tap_step, col * self.cols.tap_step, item)
         for group in range(self.groups):
-            np.copyto(columns, np.ndarray(shape, source.dtype, base, offset + group * share * item, steps))
+            at = offset + group * share * item
+            np.copyto(columns, np.ndarray(columns.shape, source.dtype, base, at, (*step, *inner)))
             yield columns.reshape(-1, self.width)
 
 
@@ -170,7 +172,10 @@ def forward_windows(
 
 
 class Phase(NamedTuple):
-    """Positions ``offset + i * stride`` of x, the windows of dy they read, and the taps; None where no window of y reads x."""
+    """Rows ``row + i * stride`` and columns ``col + j * stride`` of x, the windows of dy they read, through which taps.
+
+    ``windows`` is None where no window of y reads x.
+    """
 
     row: int
     col: int
@@ -179,8 +184,10 @@ class Phase(NamedTuple):
     col_taps: slice
 
 
-def _phase(offset: int, extent: int, outputs: int, stride: int, padding: int, dilation: int, taps: int) -> tuple[Axis, slice] | None:
-    """One axis of a phase. x at h = offset + i * stride meets tap r at p = i + (offset + padding - r * dilation) / stride."""
+def _phase(
+    offset: int, extent: int, outputs: int, stride: int, padding: int, dilation: int, taps: int
+) -> tuple[Axis, slice] | None:
+    """One axis: x at offset + i * stride meets tap r at p = i + (offset + padding - r * dilation) / stride."""
     valid = [r for r in range(taps) if (offset + padding - r * dilation) % stride == 0]
     if not valid:
         return None

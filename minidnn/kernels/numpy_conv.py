@@ -8,7 +8,14 @@ import numpy as np
 
 from minidnn.kernels.base import Array, Pair
 from minidnn.kernels.numpy_chunks import add_channels, rows
-from minidnn.kernels.numpy_columns import TILE_BYTES, Windows, Workspace, data_phases, forward_windows, phase_workspace
+from minidnn.kernels.numpy_columns import (
+    TILE_BYTES,
+    Phase,
+    Workspace,
+    data_phases,
+    forward_windows,
+    phase_workspace,
+)
 from minidnn.kernels.numpy_linear import add_product
 from minidnn.schedule.recipe import Engine
 
@@ -61,7 +68,7 @@ def conv2d_backward_data(
 
 
 def _phase_weights(taps: Array, groups: int, workspace: Workspace, scratch: Array | None) -> Iterator[Array]:
-    """Yield each group's weights as (taps * taps * K of the group, C of the group); ``taps`` is (K, taps, taps, C of the group)."""
+    """Yield each group's part of ``taps`` (K, R, S, C of a group) as a matrix (R * S * K of a group, C of a group)."""
     k, r, s, share = taps.shape
     if r * s == 1:  # a view that BLAS can read
         for group in range(groups):
@@ -100,32 +107,29 @@ def select_engine(
     """Choose how many images share a product. A pure function of its arguments: it looks neither at time nor at memory.
 
     Shapes are (N, H, W, C), (N, P, Q, K) and (K, R, S, C / groups); ``direction`` is "forward", "backward_data" or
-    "backward_weight". As many images as give about 2 MiB of columns, fewer under ``workspace_limit`` bytes. One image is the
-    least (in bands of rows, when it alone has more columns than that), and ``workspace_bytes`` then says what it takes even
-    if that is above the limit. Engine "direct" reads x or dy in place (1 x 1), "im2col" copies columns.
+    "backward_weight". As many images as give about 2 MiB of columns, fewer under ``workspace_limit`` bytes. One image
+    is the least, in bands of rows when it alone has more columns than that; ``workspace_bytes`` says what it takes, even
+    above the limit. Engine "direct" reads x or dy in place (1 x 1), "im2col" copies columns.
     """
     if direction not in ("forward", "backward_data", "backward_weight"):
-        raise ValueError(f'unknown convolution direction {direction!r}; known: "forward", "backward_data", "backward_weight"')
+        raise ValueError(f"unknown convolution direction {direction!r}: forward, backward_data or backward_weight")
     geometry = (x_shape, y_shape, weight_shape, stride, padding, dilation, groups)
-    every: list[Windows]
     if direction == "backward_data":
-        phases = [phase for phase in data_phases(*geometry) if phase.windows is not None]
-        every = [phase.windows for phase in phases if phase.windows is not None]
+        phases = list(data_phases(*geometry))
     else:
-        phases, every = [], [forward_windows(*geometry)]
+        phases = [Phase(0, 0, forward_windows(*geometry), slice(0), slice(0))]
 
     def workspaces(images: int) -> list[Workspace]:
         if direction == "backward_data":
             return [phase_workspace(phase, images, stride, x_shape[3], itemsize)[0] for phase in phases]
-        return [every[0].workspace(images, 0, 0, itemsize)]
+        return [forward_windows(*geometry).workspace(images, 0, 0, itemsize)]
 
     def workspace_bytes(images: int) -> int:
-        return max(w.total for w in workspaces(images))
+        return max(workspace.total for workspace in workspaces(images))
 
-    an_image = max(max(w.columns, w.result) for w in workspaces(1))
+    an_image = max(max(workspace.columns, workspace.result) for workspace in workspaces(1))
     most = max(1, min(x_shape[0], TILE_BYTES // max(1, an_image)))
-    images = next(
-        (n for n in range(most, 0, -1) if workspace_limit is None or workspace_bytes(n) <= workspace_limit), 1
-    )
-    name = "direct" if all(windows.identity for windows in every) else "im2col"
+    fitting = (n for n in range(most, 0, -1) if workspace_limit is None or workspace_bytes(n) <= workspace_limit)
+    images = next(fitting, 1)
+    name = "direct" if all(phase.windows is None or phase.windows.identity for phase in phases) else "im2col"
     return Engine(name, workspace_bytes(images), (("images", images),))

@@ -1,4 +1,4 @@
-"""The NumPy backend: exactly the functions of ``minidnn.kernels.base.Kernels``, and the choice of convolution engines."""
+"""The NumPy backend: exactly the functions of ``minidnn.kernels.base.Kernels``, and the choice of engines."""
 
 from minidnn.kernels.numpy_conv import conv2d_backward_data, conv2d_backward_weight, conv2d_forward, select_engine
 from minidnn.kernels.numpy_linear import channel_sum, linear_backward_data, linear_backward_weight, linear_forward
@@ -39,12 +39,13 @@ from minidnn.kernels.numpy_pool import (
 )
 
 __all__ = [
-    "adam_update", "add_forward", "avg_pool_backward", "avg_pool_forward", "batch_norm_apply", "batch_norm_backward_data",
-    "batch_norm_backward_weight", "batch_norm_inference", "batch_norm_running", "batch_norm_statistics", "channel_sum",
-    "concat_backward", "concat_forward", "conv2d_backward_data", "conv2d_backward_weight", "conv2d_forward", "convert",
-    "dropout", "global_avg_pool_backward", "global_avg_pool_forward", "linear_backward_data", "linear_backward_weight",
-    "linear_forward", "lrn_backward", "lrn_forward", "max_pool_backward", "max_pool_forward", "max_pool_inference",
-    "relu_backward", "relu_forward", "select_engine", "sgd_momentum_update", "sgd_update",
-    "softmax_cross_entropy_backward", "softmax_cross_entropy_forward", "subsample_backward_data",
-    "subsample_backward_weight", "subsample_forward", "tanh_backward", "tanh_forward",
+    "adam_update", "add_forward", "avg_pool_backward", "avg_pool_forward", "batch_norm_apply",
+    "batch_norm_backward_data", "batch_norm_backward_weight", "batch_norm_inference", "batch_norm_running",
+    "batch_norm_statistics", "channel_sum", "concat_backward", "concat_forward", "conv2d_backward_data",
+    "conv2d_backward_weight", "conv2d_forward", "convert", "dropout", "global_avg_pool_backward",
+    "global_avg_pool_forward", "linear_backward_data", "linear_backward_weight", "linear_forward", "lrn_backward",
+    "lrn_forward", "max_pool_backward", "max_pool_forward", "max_pool_inference", "relu_backward", "relu_forward",
+    "select_engine", "sgd_momentum_update", "sgd_update", "softmax_cross_entropy_backward",
+    "softmax_cross_entropy_forward", "subsample_backward_data", "subsample_backward_weight", "subsample_forward",
+    "tanh_backward", "tanh_forward",
 ]  # fmt: skip

@@ -7,12 +7,14 @@ import numpy as np
 from minidnn.kernels.base import Array
 from minidnn.kernels.numpy_chunks import add_channels, channel_sums, spans
 
-BLOCK = (128, 128)  # of an accumulated product: 128 KiB in double precision
+BLOCK_ROWS = 128
+BLOCK_ELEMENTS = 16384  # of an accumulated product: 128 KiB in double precision
 
 
 def add_product(target: Array, a: Array, b: Array) -> None:
-    """target += a @ b, block by block: NumPy's product cannot add, and a second target may be the size of the weights."""
-    rows, cols = min(BLOCK[0], target.shape[0]), min(BLOCK[0] * BLOCK[1] // min(BLOCK[0], target.shape[0]), target.shape[1])
+    """target += a @ b, block by block: NumPy's product cannot add, and a second target may be large."""
+    rows = min(BLOCK_ROWS, target.shape[0])
+    cols = min(BLOCK_ELEMENTS // rows, target.shape[1])
     partial = np.empty(rows * cols, target.dtype)
     for i in spans(target.shape[0], rows):
         for j in spans(target.shape[1], cols):

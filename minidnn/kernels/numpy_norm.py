@@ -1,4 +1,4 @@
-"""NumPy kernels: batch normalisation (Ioffe & Szegedy 2015) and local response normalisation (Krizhevsky et al. 2012)."""
+"""NumPy kernels: batch normalisation (Ioffe & Szegedy 2015), local response normalisation (Krizhevsky et al. 2012)."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def lrn_forward(y: Array, scale: Array, x: Array, *, size: int, alpha: float, be
         _neighbour_sum(total, squares, size, channels)
         np.multiply(total, alpha / size, out=total)
         np.add(total, k, out=total)
-        power = total.copy()  # a transcendental runs in a temporary: its bits may not depend on the neighbours in memory
+        power = total.copy()  # pow runs in place, where its bits do not depend on the neighbours in memory
         _raise(power, -beta)
         np.multiply(source, power, out=target)
 

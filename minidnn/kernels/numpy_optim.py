@@ -11,8 +11,10 @@ from minidnn.kernels.numpy_chunks import chunk_elements, flat, spans
 from minidnn.scalars import Scalar
 
 
-def _decayed(weight: Array, gradient: Array, scalars: Array, weight_decay: float) -> Iterator[tuple[slice, Array, Array]]:
-    """Yield chunk by chunk (span, g, free scratch) with g = gradient * scalars[GRADIENT_SCALE] + weight_decay * weight."""
+def _decayed(
+    weight: Array, gradient: Array, scalars: Array, weight_decay: float
+) -> Iterator[tuple[slice, Array, Array]]:
+    """Yield chunk by chunk (span, g, free scratch): g = gradient * scalars[GRADIENT_SCALE] + weight_decay * weight."""
     scale = float(scalars[Scalar.GRADIENT_SCALE])
     gradients, weights = flat(gradient), flat(weight)
     step = min(chunk_elements(weight), max(1, weights.size))
@@ -33,8 +35,9 @@ def sgd_update(weight: Array, gradient: Array, scalars: Array, *, weight_decay: 
 
 
 def sgd_momentum_update(
-    weight: Array, velocity: Array, gradient: Array, scalars: Array, *, momentum: float, nesterov: bool, weight_decay: float
-) -> None:
+    weight: Array, velocity: Array, gradient: Array, scalars: Array, *, momentum: float, nesterov: bool,
+    weight_decay: float,
+) -> None:  # fmt: skip
     rate, weights, velocities = float(scalars[Scalar.LR]), flat(weight), flat(velocity)
     for span, g, t in _decayed(weight, gradient, scalars, weight_decay):
         v = velocities[span]
@@ -50,8 +53,8 @@ def sgd_momentum_update(
 
 
 def adam_update(
-    weight: Array, first: Array, second: Array, gradient: Array, scalars: Array, *, beta1: float, beta2: float, eps: float,
-    weight_decay: float,
+    weight: Array, first: Array, second: Array, gradient: Array, scalars: Array, *, beta1: float, beta2: float,
+    eps: float, weight_decay: float,
 ) -> None:  # fmt: skip
     rate = float(scalars[Scalar.LR]) / float(scalars[Scalar.BIAS1])
     root = float(scalars[Scalar.BIAS2]) ** 0.5

@@ -1,8 +1,8 @@
 """NumPy kernels: element-wise functions, dropout, and joining along the channels.
 
 Two traps of NumPy are avoided on purpose. Masked copies cost ten times an arithmetic pass, so elements are selected by
-multiplying their bits with 0 or 1. And a vectorised transcendental falls back to a scalar one, with other last bits, when
-operands touch in memory, so those run in place on the output, where operands always coincide.
+multiplying their bits with 0 or 1. And a vectorised transcendental falls back to a scalar one, with other last bits,
+when operands touch in memory, so those run in place on the output, where operands always coincide.
 """
 
 from __future__ import annotations

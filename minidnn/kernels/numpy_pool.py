@@ -1,4 +1,4 @@
-"""NumPy kernels: pooling. Window by tap: each tap is a strided view of x, gathered once into a cache-sized box of y's shape.
+"""NumPy kernels: pooling, tap by tap of the window: each tap is a strided view of x, met by a cache-sized box of y.
 
 Windows may hang over any edge; what lies outside counts as -inf for a maximum and 0 for a sum.
 """
@@ -17,7 +17,7 @@ Box = tuple[slice, ...]
 
 
 class Tap(NamedTuple):
-    """One tap of the windows of a box: the part of the box (``inner``) whose tap lies inside x, and where (``outer``)."""
+    """One tap of the windows of a box: the part of the box (``inner``) whose tap is inside x, and where (``outer``)."""
 
     inner: Box
     outer: Box

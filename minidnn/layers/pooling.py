@@ -60,10 +60,11 @@ class MaxPool(Layer):
     ceil_mode: bool = False
 
     def infer(self, inputs: Sequence[TensorSpec]) -> TensorSpec:
-        if self.kernel[0] * self.kernel[1] > MAX_WINDOW:
+        rows, columns = self.kernel
+        if rows * columns > MAX_WINDOW:
             raise GraphError(
-                f"max_pool: a window of {self.kernel[0]}x{self.kernel[1]} = {self.kernel[0] * self.kernel[1]} positions "
-                f"exceeds the {MAX_WINDOW} that a one-byte index has; pool twice, in smaller windows"
+                f"max_pool: a window of {rows}x{columns} = {rows * columns} positions exceeds the {MAX_WINDOW} that a "
+                "one-byte index can name; pool twice with smaller windows, or take the average"
             )
         return _pooled("max_pool", inputs, self.kernel, self.stride, self.padding, ceil_mode=self.ceil_mode)
 

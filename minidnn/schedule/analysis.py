@@ -131,7 +131,11 @@ class Analysis:
             for call in self.rows[node.index].forward:
                 for operand in call.over:
                     tensor = self.root[node.inputs[input_index(operand) or 0]]
-                    if self.readers[tensor] == 1 and tensor.name not in self.read_by_backward and tensor.producer is not None:
+                    if (
+                        self.readers[tensor] == 1
+                        and tensor.name not in self.read_by_backward
+                        and tensor.producer is not None
+                    ):
                         last[tensor.producer.name] = last[node.name]
         return last
 

@@ -36,8 +36,17 @@ class Emitter:
         self.workspaces: dict[Node, Value] = {}
 
     # -- values -----------------------------------------------------------------------------------------------------
-    def new(self, name: str, spec: TensorSpec, role: Role, node: Node | None = None, *, space: str = DEVICE, hold: bool = False,
-            decision: str = "") -> Value:
+    def new(
+        self,
+        name: str,
+        spec: TensorSpec,
+        role: Role,
+        node: Node | None = None,
+        *,
+        space: str = DEVICE,
+        hold: bool = False,
+        decision: str = "",
+    ) -> Value:
         """A value in a buffer of its own."""
         buffer = Buffer(name, spec.nbytes, role, layer=node.name if node else "", space=space, decision=decision)
         value = Value(name, buffer, 0, spec, next(self.persistent.contents))
@@ -108,7 +117,16 @@ class Emitter:
         self.rows.append(Instruction(op, target, "", (destination,), (source,), stream=stream))
 
     # -- forward ----------------------------------------------------------------------------------------------------
-    def make(self, op: Op, node: Node, calls: tuple[Any, ...], stored: set[str], *, aux: bool = True, decision: Decision = Decision.KEEP) -> None:
+    def make(
+        self,
+        op: Op,
+        node: Node,
+        calls: tuple[Any, ...],
+        stored: set[str],
+        *,
+        aux: bool = True,
+        decision: Decision = Decision.KEEP,
+    ) -> None:
         """Emit the rows that make a layer's output and aux: FORWARD and RECOMPUTE alike. No rows: the output is an alias."""
         if not calls:
             return
@@ -186,7 +204,9 @@ class Emitter:
         hold = not self.plan.reuse.gradient_window
         return self.new(f"d_{tensor.name}", self.analysis.specs[tensor], Role.GRAD, node, hold=hold)
 
-    def backward_weight(self, node: Node, calls: tuple[Any, ...], local: dict[str, Value], *, accumulates: bool) -> Value | None:
+    def backward_weight(
+        self, node: Node, calls: tuple[Any, ...], local: dict[str, Value], *, accumulates: bool
+    ) -> Value | None:
         """Emit the weight-gradient rows and return the layer's gradient block, complete for this micro-batch.
 
         ``accumulates``: add to what earlier micro-batches left, by the kernel itself where the recipe says that it can,
@@ -212,7 +232,9 @@ class Emitter:
             return total
         return block
 
-    def backward_data(self, node: Node, index: int, calls: tuple[Any, ...], local: dict[str, Value], *, last: bool) -> None:
+    def backward_data(
+        self, node: Node, index: int, calls: tuple[Any, ...], local: dict[str, Value], *, last: bool
+    ) -> None:
         """Emit the rows of one input's gradient and add it to what that input has. No rows: it is the output's gradient."""
         tensor = node.inputs[index]
         spec = self.analysis.specs[tensor]

@@ -35,7 +35,9 @@ def insert_lifetimes(rows: Sequence[Instruction]) -> list[Instruction]:
     Every buffer that is neither persistent nor a result gets its ALLOC immediately before the first row that touches it
     and its FREE immediately after the last, both on that row's stream; several at one row go in operand order. O(rows).
     """
-    assert not any(row.op in (Op.ALLOC, Op.FREE) or row.waits for row in rows), "lifetimes are inserted once, before waits"
+    assert not any(row.op in (Op.ALLOC, Op.FREE) or row.waits for row in rows), (
+        "lifetimes are inserted once, before waits"
+    )
     spans = {
         buffer: span for buffer, span in lifetimes(rows).items() if not buffer.persistent and buffer.space != RESULT
     }

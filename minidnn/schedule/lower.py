@@ -78,7 +78,9 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
     return e.rows
 
 
-def lower_inference(analysis: InferenceAnalysis, persistent: Persistent, plan: Plan, recipe: Recipe) -> list[Instruction]:
+def lower_inference(
+    analysis: InferenceAnalysis, persistent: Persistent, plan: Plan, recipe: Recipe
+) -> list[Instruction]:
     """Rows of one evaluation pass: running statistics, no dropout, nothing stored; logits out."""
     e = Emitter(analysis, persistent, plan, recipe)
     input_rows(e, labels=False)

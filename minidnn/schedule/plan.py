@@ -57,7 +57,9 @@ class Plan:
         known = set(layers)
         for name in self.decisions:
             if name not in known:
-                raise PlanError(f"the plan decides about {name!r}, which is no layer of this graph; {nearest(name, known)}")
+                raise PlanError(
+                    f"the plan decides about {name!r}, which is no layer of this graph; {nearest(name, known)}"
+                )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a plan file."""

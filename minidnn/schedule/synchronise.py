@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from minidnn.schedule.instruction import RESULT, STREAMS, Buffer, Instruction, Op, Value, Wait
 
@@ -84,11 +83,7 @@ class _Region:
         return first, last
 
 
-class _Access(NamedTuple):
-    region: _Region
-    begin: int
-    end: int
-    writes: bool
+_Access = tuple[_Region, int, int, bool]  # begin, end, writes
 
 
 class _Regions:
@@ -105,20 +100,25 @@ class _Regions:
         if row.op is Op.ALLOC:
             assert row.buffer is not None, "an ALLOC row names its buffer"
             region, start = self._place(row.buffer)
-            return [_Access(region, start, start + row.buffer.footprint, True)]
-        found = [self._access(value, False) for value in row.reads if value.spec.size]
-        found += [self._access(value, True) for value in row.writes if value.spec.size]
-        if row.workspace is not None and row.workspace.spec.size:
-            found.append(self._access(row.workspace, True))
+            return [(region, start, start + row.buffer.footprint, True)]
+        found: list[_Access] = []
+        for value in row.reads:
+            self._add(found, value, False)
+        for value in row.writes:
+            self._add(found, value, True)
+        if row.workspace is not None:
+            self._add(found, row.workspace, True)
         return found
 
-    def _access(self, value: Value, writes: bool) -> _Access:
-        buffer = value.buffer
+    def _add(self, found: list[_Access], value: Value, writes: bool) -> None:
+        buffer, nbytes = value.buffer, value.spec.nbytes
+        if not nbytes:
+            return
         region, start = self._place(buffer)
-        end = value.offset + value.spec.nbytes
+        end = value.offset + nbytes
         if end == buffer.nbytes:
             end = buffer.footprint  # the padding goes with the last byte, so that whole buffers are one fragment
-        return _Access(region, start + value.offset, start + end, writes)
+        found.append((region, start + value.offset, start + end, writes))
 
     def _place(self, buffer: Buffer) -> tuple[_Region, int]:
         own = buffer.persistent or buffer.space == RESULT
@@ -147,22 +147,22 @@ class _Clocks:
         for region, begin, end, writes in accesses:
             first, last = region.fragments(begin, end)
             histories = region.histories
-            for history in histories[first:last] if last - first > 1 else (histories[first],):
-                if writes:
-                    for other, known in enumerate(now):
-                        if history[other] > known:
-                            need[other] = max(history[other], need.get(other, _NEVER))
-                    continue
-                writer = history[-1]
-                if writer != _NEVER and writer > now[other := self.streams[writer]]:
-                    need[other] = max(writer, need.get(other, _NEVER))
-                history[stream] = row
-            if writes:
-                fresh = [_NEVER, _NEVER, _NEVER, _NEVER, row]
-                fresh[stream] = row
-                histories[first] = fresh
-                if last - first > 1:
-                    del region.starts[first + 1 : last], histories[first + 1 : last]
+            if not writes:
+                for history in histories[first:last]:
+                    writer = history[-1]
+                    if writer >= 0 and writer > now[other := self.streams[writer]]:
+                        need[other] = max(writer, need.get(other, _NEVER))
+                    history[stream] = row
+                continue
+            for history in histories[first:last]:
+                for other, known in enumerate(now):
+                    if history[other] > known:
+                        need[other] = max(history[other], need.get(other, _NEVER))
+            fresh = [_NEVER] * len(STREAMS) + [row]
+            fresh[stream] = row
+            histories[first] = fresh
+            if last - first > 1:
+                del region.starts[first + 1 : last], histories[first + 1 : last]
         self.streams.append(stream)
         waits = list(need.values())
         if len(waits) > 1:

@@ -25,7 +25,9 @@ def dump(rows: Sequence[Instruction], offsets: Mapping[Buffer, int] | None = Non
         waits = "".join(f" after {w.row}{' of the previous run' if w.lag else ''}" for w in row.waits)
         if row.op in (Op.ALLOC, Op.FREE):
             assert row.buffer is not None
-            text = f"{row.buffer.name} {row.buffer.footprint} B {row.buffer.role.value}" + _place(row.buffer, 0, offsets)
+            text = f"{row.buffer.name} {row.buffer.footprint} B {row.buffer.role.value}" + _place(
+                row.buffer, 0, offsets
+            )
         else:
             writes = " ".join(_value(v, offsets) for v in row.writes)
             reads = " ".join(_value(v, offsets) for v in row.reads)

@@ -344,7 +344,9 @@ def _order(
                 if born >= len(before) and not guarantees.ordered(row_index, born):
                     found[born, row_index] = f"the bytes of {other.name} that are now of {buffer.name}"
     for (second, first), what in sorted(found.items()):
-        earlier = _name(rows, first - len(before)) if first >= len(before) else f"{_name(before, first)} of the previous run"
+        earlier = (
+            _name(rows, first - len(before)) if first >= len(before) else f"{_name(before, first)} of the previous run"
+        )
         yield f"{_name(rows, second - len(before))} and {earlier} both touch {what}, and no wait orders them"
 
 

@@ -1,0 +1,104 @@
+"""PoolExecutor: the same rows on the model of CuPy's memory pool instead of a planned slab.
+
+``--allocator pool``: every ALLOC row takes a block from the pool and every FREE row gives it back; rows run one after another
+on one stream, since a pool cannot know what other streams still read. It shows what planning saves: live, used and held bytes
+differ. It does not overlap copies with computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from minidnn.device.base import Array, Device, Event
+from minidnn.device.emulated import EmulatedDevice, EmulatedEvent
+from minidnn.device.pool import PinnedPoolModel, PoolModel
+from minidnn.errors import UserError
+from minidnn.executor import BATCHES_IN_FLIGHT, BoundSchedule, Executor
+from minidnn.profiles import Profile
+from minidnn.schedule.instruction import COMPUTE, HOST, RESULT, Buffer, Instruction, Op, Value
+from minidnn.schedule.program import Program
+from minidnn.schedule.simulate import row_seconds
+from minidnn.spec import TensorSpec
+
+
+class PoolExecutor(Executor):
+    """See the module. ``pool`` and ``pinned_pool`` have the counters. Raises PoolOutOfMemory above ``memory`` bytes held."""
+
+    def __init__(self, program: Program, device: Device, profile: Profile, precision: str, memory: int | None) -> None:
+        if not isinstance(device, EmulatedDevice):
+            raise UserError(f"allocator='pool' runs on the emulated device, not on {device.name}; use allocator='slab'")
+        super().__init__(program, device, profile, precision, reserve=False)
+        self.pool = PoolModel(memory)
+        self.pinned_pool = PinnedPoolModel()
+        self._arrays: dict[Buffer, tuple[int, Array]] = {}
+        for buffer in (*program.persistent.buffers, *program.persistent.host_buffers):
+            self._allocate(buffer)
+
+    def _allocate(self, buffer: Buffer) -> None:
+        pool = self.pinned_pool if buffer.space == HOST else self.pool
+        block = pool.malloc(buffer.footprint)
+        self._arrays[buffer] = (block, np.full(buffer.footprint, 0xFF, np.uint8))
+
+    def _free(self, buffer: Buffer) -> None:
+        block, _ = self._arrays.pop(buffer)
+        (self.pinned_pool if buffer.space == HOST else self.pool).free(block)
+
+    def view(self, value: Value, offsets: Mapping[Buffer, int] | None = None, *, slot: int = 0) -> Array:
+        """The array of a value in the block that its buffer has now."""
+        buffer = self._slots[value.buffer][slot] if value.buffer in self._slots else value.buffer
+        spec: TensorSpec = value.spec
+        whole = self._arrays[buffer][1]
+        return whole[value.offset : value.offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
+
+    def slot_bytes(self, buffer: Buffer) -> Array:
+        """All bytes of a pinned slot."""
+        return self._arrays[buffer][1]
+
+    def bound(self, name: str) -> BoundSchedule:
+        """Nothing is bound ahead: addresses change with every step. Holds the arrays of fetched gradients."""
+        if name not in self._bound:
+            self._bound[name] = BoundSchedule(self.program[name], [], {})
+        return self._bound[name]
+
+    def run(self, name: str) -> Event:
+        """Run one schedule, row by row, and return a completed event."""
+        bound = self.bound(name)
+        parity = self._runs % BATCHES_IN_FLIGHT
+        for row in bound.schedule.rows:
+            if row.op is Op.ALLOC:
+                assert row.buffer is not None
+                self._allocate(row.buffer)
+            elif row.op is Op.FREE:
+                assert row.buffer is not None
+                self._free(row.buffer)
+            elif row.op is not Op.HOLD:
+                self._launch(row, bound, parity)
+        self.device.synchronize()
+        self._runs += 1
+        event = EmulatedEvent()
+        event.done = True
+        return event
+
+    def _launch(self, row: Instruction, bound: BoundSchedule, parity: int) -> None:
+        operands = [
+            bound.results.setdefault(v.name, np.empty(v.spec.shape, v.spec.dtype))
+            if v.buffer.space == RESULT
+            else self.view(v, slot=parity)
+            for v in (*row.writes, *row.reads)
+        ]
+        if row.kernel:
+            scratch = None if row.workspace is None else self.view(row.workspace)
+            work = self.device.kernel(row.kernel, operands, scratch, row.attrs, COMPUTE)
+        else:
+            work = self.device.copy(operands[0], operands[1], COMPUTE)
+        seconds = row_seconds(row, self._profile, self._precision)
+        event = self.device.submit(COMPUTE, work, (), seconds, False)
+        self.device.wait(event)
+
+    def close(self) -> None:
+        """Give everything back to the pools, and the pools back."""
+        super().close()
+        self._arrays.clear()
+        self.pool.free_all_blocks()
