@@ -2,52 +2,133 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import ExitStack, closing
 
 from job import Job, assemble, choose_device, load_data
-from minidnn.checkpoint import LAST, Checkpoint, Metadata, Progress, newest
+from minidnn.checkpoint import Checkpoint, Progress
 from minidnn.commandline import Parser, add_memory, add_model, add_training, run
 from minidnn.data import Batches
-from minidnn.errors import UserError
 from minidnn.lr_schedule import LearningRate, parse_shape
 from minidnn.screen import Screen
 from minidnn.trainer import Outcome, Training, evaluate, fit
+from resume import check_unchanged, find_checkpoint, notices
 from runfolder import RunFolder, choose_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Raises what ``minidnn.commandline.run`` prints."""
-    parser = Parser(__doc__ or "")
+    parser = Parser((__doc__ or "").strip())
     for add in (add_model, add_training, add_memory):
         add(parser)
     args = parser.parse_args(argv)
     screen = Screen()
+    path = find_checkpoint(args, screen)
+    saved = None
+    if path is not None:
+        with Checkpoint(path) as checkpoint:  # a damaged file is refused here, before anything else is done
+            saved = checkpoint.metadata if args.resume is not None else None
+    device, line = choose_device(args.device)
+    screen.line(line)
+    job = assemble(args, device=None if args.dry_run else device, saved=None if saved is None else saved.args)
+    if saved is not None:
+        check_unchanged(job.args, saved)
+    if args.dry_run:
+        screen.line(f"{describe(job)}\n{job.table()}")
+        return 0
+    folder = choose_folder(args.output, None if saved is None else path, job.args.data, job.args.arch)
     with ExitStack() as stack:
-        checkpoint = open_checkpoint(args, screen)
-        if checkpoint is not None:
-            stack.enter_context(checkpoint)
-        saved = checkpoint.metadata if checkpoint is not None and args.resume is not None else None
-        device, line = choose_device(args.device)
-        job = assemble(args, device=None if args.dry_run else device, saved=None if saved is None else saved.args)
         stack.callback(lambda: job.step.close())
-        screen.line(line)
-        if args.dry_run:
-            screen.line(describe(job) + "\n" + job.table())
-            return 0
-        folder = choose_folder(args.output, None if saved is None else checkpoint.path, job.args.data, job.args.arch)
         job, splits = load_data(job)
         train, test = job.batches(splits)
         screen.line(describe(job))
-        if checkpoint is not None:
-            job.step.load_state_dict(checkpoint.weights())
+        progress = Progress() if saved is None else saved.progress
+        if path is not None:
+            with Checkpoint(path) as checkpoint:
+                job.step.load_state_dict(checkpoint.weights())
+                if saved is not None and not args.evaluate:
+                    job.step.load_optimizer_state_dict(checkpoint.optimizer())
         if args.evaluate:
             return evaluate_only(job, test, screen)
-        progress = Progress()
+        rate = rate_of(job, train)
         if saved is not None:
-            job.step.load_optimizer_state_dict(checkpoint.optimizer())
-            progress = saved.progress
-        return train_and_report(job, train, test, progress, saved, RunFolder(folder, job), screen)
+            for notice in notices(job, saved, rate):
+                screen.line(f"notice: {notice}")
+        return train_and_report(job, train, test, rate, progress, RunFolder(folder, job), screen)
+
+
+def describe(job: Job) -> str:
+    """What is trained on what and how, in two lines: nothing is scaled behind the user's back."""
+    a, f = job.args, job.facts
+    left_out = f.train % a.batch_size if job.drop_last else 0
+    steps = f.train // a.batch_size if job.drop_last else -(-f.train // a.batch_size)
+    tail = f", the last of {job.step.tail}" if job.step.tail else f", {left_out} samples left out" if left_out else ""
+    size = a.image_size or f.height
+    lines = [
+        f"{a.arch}: {job.graph.parameter_count:,} parameters, {a.precision}; {a.data}: {f.train:,} training images, "
+        f"{size}x{size if a.image_size else f.width}x{f.channels}, {f.classes} classes",
+        f"batch {a.batch_size} (global), {steps} steps an epoch{tail}, {a.epochs} epochs; {a.opt}, lr {a.lr:g} "
+        f"{a.lr_sched}" + (f", an update every {a.accum} batches" if a.accum > 1 else "") + f"; plan {job.step.plan.policy}",
+    ]
+    if job.dropped is not None:
+        lines.append(
+            f"the last batch of an epoch has one image, of which {job.dropped} sees one value per channel: left out in "
+            "training (not in evaluation), and counted"
+        )
+    return "\n".join(lines)
+
+
+def rate_of(job: Job, train: Batches) -> LearningRate:
+    """The learning rate of every update."""
+    a = job.args
+    return LearningRate(a.lr, math.ceil(len(train) / a.accum), a.epochs, parse_shape(a.lr_sched), a.warmup)
+
+
+def evaluate_only(job: Job, test: Batches, screen: Screen) -> int:
+    """Print the accuracy, and write nothing."""
+    accuracy = evaluate(job.step, test)
+    assert accuracy is not None
+    count = len(test.dataset)
+    screen.line(f"Acc@1 {accuracy:.2%} ({round(accuracy * count):,} of {count:,} test images)")
+    return 0
+
+
+def train_and_report(
+    job: Job, train: Batches, test: Batches, rate: LearningRate, progress: Progress, folder: RunFolder, screen: Screen
+) -> int:
+    """Verify, train, and say how it ended; return the exit code."""
+    args = job.args
+    if progress.epoch >= args.epochs:
+        screen.line(f"nothing is left to train: {progress.epoch} epochs are done; more --epochs go on")
+        return 0
+    if args.verify or job.device == "emulated":
+        with closing(train.epoch(0)) as batches:
+            job.step.verify(*next(batches))
+    screen.line(job.table())
+    training = Training(
+        step=job.step, train=train, test=test, rate=rate, epochs=args.epochs, save=folder.save, log=folder.begin(progress),
+        screen=screen, accumulate=args.accum, max_steps=args.max_steps, dropped=int(job.dropped is not None),
+        print_freq=args.print_freq,
+    )  # fmt: skip
+    outcome = fit(training, progress)
+    summary = folder.summary(outcome)
+    screen.line(ending(outcome, summary["best_acc1"], len(train), folder))
+    return 130 if outcome.interrupted else 0
+
+
+def ending(outcome: Outcome, best_acc1: float | None, batches: int, folder: RunFolder) -> str:
+    """The last line of a run."""
+    p = outcome.progress
+    where = f"{folder.path}/last.safetensors"
+    if outcome.interrupted:
+        return f"interrupted in epoch {p.epoch} after batch {p.batch} of {batches}: saved; go on with --resume {where}"
+    speed = "" if outcome.images_per_second is None else f", {outcome.images_per_second:,.0f} images/s"
+    accuracy = "" if best_acc1 is None else f"best Acc@1 {best_acc1:.2%}, "
+    dropped = f", {p.dropped_batches} batches of one image left out" if p.dropped_batches else ""
+    return f"{accuracy}{p.steps:,} steps{speed}{dropped}; saved {where}"
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,7 +1,7 @@
 """CuPy's two memory pools as arithmetic: what an allocator that does not know the future holds for the same requests.
 
 No memory is touched and no device is needed: ``malloc`` and ``free`` only count. The rules are those of
-``cupy.cuda.MemoryPool`` and ``cupy.cuda.PinnedMemoryPool`` (CuPy 14), which these models are compared with on a GPU.
+``cupy.cuda.MemoryPool`` and ``cupy.cuda.PinnedMemoryPool`` as read in the source of CuPy 14.
 """
 
 from __future__ import annotations

@@ -8,14 +8,7 @@ import numpy as np
 
 from minidnn.kernels.base import Array, Pair
 from minidnn.kernels.numpy_chunks import add_channels, rows
-from minidnn.kernels.numpy_columns import (
-    TILE_BYTES,
-    Phase,
-    Workspace,
-    data_phases,
-    forward_windows,
-    phase_workspace,
-)
+from minidnn.kernels.numpy_columns import TILE_BYTES, Workspace, data_phases, forward_windows, phase_workspace
 from minidnn.kernels.numpy_linear import add_product
 from minidnn.schedule.recipe import Engine
 
@@ -108,16 +101,18 @@ def select_engine(
 
     Shapes are (N, H, W, C), (N, P, Q, K) and (K, R, S, C / groups); ``direction`` is "forward", "backward_data" or
     "backward_weight". As many images as give about 2 MiB of columns, fewer under ``workspace_limit`` bytes. One image
-    is the least, in bands of rows when it alone has more columns than that; ``workspace_bytes`` says what it takes, even
-    above the limit. Engine "direct" reads x or dy in place (1 x 1), "im2col" copies columns.
+    is the least, in bands of rows when it alone has more columns than that; ``workspace_bytes`` says what it takes,
+    even above the limit. Engine "direct" reads x or dy in place (1 x 1), "im2col" copies columns.
     """
     if direction not in ("forward", "backward_data", "backward_weight"):
         raise ValueError(f"unknown convolution direction {direction!r}: forward, backward_data or backward_weight")
     geometry = (x_shape, y_shape, weight_shape, stride, padding, dilation, groups)
     if direction == "backward_data":
         phases = list(data_phases(*geometry))
+        direct = all(phase.windows is None or phase.windows.identity for phase in phases)
     else:
-        phases = [Phase(0, 0, forward_windows(*geometry), slice(0), slice(0))]
+        phases = []
+        direct = forward_windows(*geometry).identity
 
     def workspaces(images: int) -> list[Workspace]:
         if direction == "backward_data":
@@ -131,5 +126,4 @@ def select_engine(
     most = max(1, min(x_shape[0], TILE_BYTES // max(1, an_image)))
     fitting = (n for n in range(most, 0, -1) if workspace_limit is None or workspace_bytes(n) <= workspace_limit)
     images = next(fitting, 1)
-    name = "direct" if all(phase.windows is None or phase.windows.identity for phase in phases) else "im2col"
-    return Engine(name, workspace_bytes(images), (("images", images),))
+    return Engine("direct" if direct else "im2col", workspace_bytes(images), (("images", images),))

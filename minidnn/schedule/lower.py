@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from minidnn.graph import Node, Role
 from minidnn.schedule.analysis import Analysis, InferenceAnalysis
 from minidnn.schedule.emit import Emitter
+from minidnn.schedule.emit_backward import StepEmitter
 from minidnn.schedule.instruction import D2H, H2D, RESULT, Instruction, Op, Value
 from minidnn.schedule.persistent import Persistent, slices
 from minidnn.schedule.plan import Decision, Plan, PlanError
 from minidnn.schedule.recipe import Recipe
+from minidnn.schedule.residence import Residence
 from minidnn.spec import TensorSpec
 
 
@@ -41,22 +43,25 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
     decisions = analysis.decisions(plan)
     stored = analysis.stored(decisions)
     layerwise = updates_layerwise(plan, persistent)
-    refuse_unsupported(decisions)
-    e = Emitter(analysis, persistent, plan, recipe)
+    e = StepEmitter(analysis, persistent, plan, recipe)
+    residence = Residence(e, decisions, stored)
     input_rows(e)
 
     for node in graph.nodes:
         rows = analysis.rows[node.index]
-        e.make(Op.FORWARD, node, rows.forward, stored)
+        e.make(Op.FORWARD, node, rows.forward, residence.resident, decisions.get(node.name, Decision.KEEP))
         for call in rows.once:
             e.emit(Op.FORWARD, node, call, {})
+        residence.made(node)  # OFFLOAD: after `lag` rows; the device copy dies there or at its last forward use
     fetch_result(e, e.read(graph.nodes[-1].output), 0)
+    residence.forward_done()
 
     ready = []
     for node in reversed(graph.nodes):
         rows = analysis.rows[node.index]
         if not (rows.backward_weight or rows.backward_data):
             continue
+        residence.ensure(rows.backward_reads)  # PREFETCH, `distance` rows earlier, or RECOMPUTE, inputs first
         local = {"scalars": persistent.scalars, "counters": persistent.counters}
         dy = e.pop_grad(node.output)
         if dy is not None:
@@ -64,6 +69,7 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
         gradient = e.backward_weight(node, rows.backward_weight, local, accumulates=step.accumulates)
         for index, calls in rows.backward_data:
             e.backward_data(node, index, calls, local, last=index == rows.backward_data[-1][0])
+        residence.layer_done()
         if gradient is not None and step.fetches:
             fetch_gradients(e, node, gradient)
         elif gradient is not None and step.updates:
@@ -75,7 +81,7 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
     for node, gradient in ready:
         e.update(node, gradient)
     e.hold(e.held.values())
-    return e.rows
+    return residence.rows()
 
 
 def lower_inference(
@@ -85,11 +91,11 @@ def lower_inference(
     e = Emitter(analysis, persistent, plan, recipe)
     input_rows(e, labels=False)
     for node in analysis.graph.nodes[:-1]:
-        e.make(Op.FORWARD, node, analysis.rows[node.index].forward, set(), aux=False)
+        e.make(Op.FORWARD, node, analysis.rows[node.index].forward, set())
     logits = e.read(analysis.graph.nodes[-1].inputs[0])
     if logits.spec.dtype != "float32":
         wide = e.new("logits", TensorSpec(logits.spec.shape, "float32"), Role.ACTIVATION)
-        e.rows.append(Instruction(Op.FORWARD, "logits", "convert", (wide,), (logits,)))
+        e.append(Instruction(Op.FORWARD, "logits", "convert", (wide,), (logits,)))
         logits = wide
     fetch_result(e, logits, 512)
     e.hold(e.held.values())
@@ -107,12 +113,6 @@ def updates_layerwise(plan: Plan, persistent: Persistent) -> bool:
     return plan.reuse.layerwise_update is not False and not whole
 
 
-def refuse_unsupported(decisions: dict[str, Decision]) -> None:
-    """Offload and recompute are decision points of this loop that no code fills yet."""
-    for name, decision in decisions.items():
-        raise PlanError(f"the plan asks to {decision.value} {name!r}, which this version cannot do; decide keep")
-
-
 def input_rows(e: Emitter, *, labels: bool = True) -> None:
     """The batch comes in: pinned slot to staging on the copy stream, then out of staging, which is free for the next batch."""
     graph, p = e.analysis.graph, e.persistent
@@ -127,7 +127,7 @@ def input_rows(e: Emitter, *, labels: bool = True) -> None:
         if value.spec == staged[part].spec:
             e.copy(Op.INPUT, tensor.name, value, staged[part])
         else:
-            e.rows.append(Instruction(Op.INPUT, tensor.name, "convert", (value,), (staged[part],)))
+            e.append(Instruction(Op.INPUT, tensor.name, "convert", (value,), (staged[part],)))
 
 
 def fetch_result(e: Emitter, value: Value, offset: int) -> None:

@@ -42,20 +42,31 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Per-layer decisions and reuse switches. Layers without a decision keep."""
+    """Per-layer decisions and reuse switches. Layers without a decision keep.
+
+    ``lag``: rows of the compute stream after which an offloaded value leaves the device; until then its bytes are not
+    reused, so computation need not wait for the copy. ``distance``: rows of the compute stream by which it comes back
+    before it is read. ``lags`` and ``distances`` override them for single layers. ``memory_centric``: a recomputed value is
+    dropped after the layer that asked for it, and remade for the next; False (speed-centric): it stays to its last use.
+    """
 
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     reuse: Reuse = field(default_factory=Reuse)
     policy: str = "keep"
+    lag: int = 1
+    distance: int = 4
+    lags: Mapping[str, int] = field(default_factory=dict)
+    distances: Mapping[str, int] = field(default_factory=dict)
+    memory_centric: bool = False
 
     def decision(self, layer: str) -> Decision:
         """The decision for a layer's stored outputs."""
         return self.decisions.get(layer, Decision.KEEP)
 
     def check_names(self, layers: Iterable[str]) -> None:
-        """Refuse a decision for a layer that does not exist, with the nearest names."""
+        """Refuse a decision, lag or distance for a layer that does not exist, with the nearest names."""
         known = set(layers)
-        for name in self.decisions:
+        for name in (*self.decisions, *self.lags, *self.distances):
             if name not in known:
                 raise PlanError(
                     f"the plan decides about {name!r}, which is no layer of this graph; {nearest(name, known)}"
@@ -66,17 +77,23 @@ class Plan:
         return {
             "policy": self.policy,
             "reuse": {f.name: getattr(self.reuse, f.name) for f in fields(Reuse)},
+            "lag": self.lag,
+            "distance": self.distance,
+            "memory_centric": self.memory_centric,
             "decisions": {name: decision.value for name, decision in self.decisions.items()},
+            "lags": dict(self.lags),
+            "distances": dict(self.distances),
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Plan:
         """Read a plan file. Raises PlanError naming the field, the value and the known values."""
-        unknown = set(data) - {"policy", "reuse", "decisions", "recipe_hash"}
+        unknown = set(data) - _FIELDS
         if unknown:
-            raise PlanError(f"unknown field {sorted(unknown)[0]!r} in the plan; known: policy, reuse, decisions")
+            raise PlanError(f"unknown field {min(unknown)!r} in the plan; {nearest(min(unknown), _FIELDS)}")
+        reuse = dict(data.get("reuse", {}))
         switches = {f.name for f in fields(Reuse)}
-        for name, value in dict(data.get("reuse", {})).items():
+        for name, value in reuse.items():
             if name not in switches:
                 raise PlanError(f"unknown reuse switch {name!r} in the plan; {nearest(name, switches)}")
             if not isinstance(value, bool) and not (name == "layerwise_update" and value is None):
@@ -86,7 +103,28 @@ class Plan:
             if value not in set(Decision):
                 raise PlanError(f"the plan decides {value!r} for {layer!r}; known: keep, offload, recompute")
             decisions[layer] = Decision(value)
-        return Plan(decisions=decisions, reuse=Reuse(**data.get("reuse", {})), policy=str(data.get("policy", "file")))
+        numbers = {"lag": data.get("lag", 1), "distance": data.get("distance", 4)}
+        tables = {name: dict(data.get(name, {})) for name in ("lags", "distances")}
+        for name, value in (*numbers.items(), *tables["lags"].items(), *tables["distances"].items()):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise PlanError(f"lags and distances count rows, 0 or more; the plan has {value!r} for {name!r}")
+        memory_centric = data.get("memory_centric", False)
+        if not isinstance(memory_centric, bool):
+            raise PlanError(f"memory_centric must be true or false, not {memory_centric!r}")
+        policy = str(data.get("policy", "file"))
+        return Plan(
+            decisions,
+            Reuse(**reuse),
+            policy,
+            numbers["lag"],
+            numbers["distance"],
+            tables["lags"],
+            tables["distances"],
+            memory_centric,
+        )
+
+
+_FIELDS = {"policy", "reuse", "lag", "distance", "memory_centric", "decisions", "lags", "distances"}
 
 
 def keep() -> Plan:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from minidnn.schedule.instruction import RESULT, STREAMS, Buffer, Instruction, Op, Value, Wait
+from minidnn.schedule.instruction import DEVICE, HOST, RESULT, STREAMS, Buffer, Instruction, Op, Value, Wait
 
 _NEVER = -1
 _ALWAYS = 1 << 60  # what a stream knows of itself: it starts a row when all before are done
@@ -36,17 +36,13 @@ def synchronise(
     flight before ``previous`` began and touches bytes that ``previous`` does not is not waited for. None: nothing is in
     flight at the beginning.
     """
-    regions = _Regions(offsets)
-    accesses = [regions.accesses(row) for row in rows]
-    clocks = _Clocks()
-    if previous is not None:
-        before = accesses if previous is rows else [regions.accesses(row) for row in previous]
-        for row, touched in zip(previous, before, strict=True):
-            clocks.step(row.stream, touched)
+    regions, clocks = _Regions(offsets), _Clocks()
+    for row in previous or ():
+        clocks.step(row.stream, regions.accesses(row))
     shift = len(clocks.streams)
     ordered = []
-    for row, touched in zip(rows, accesses, strict=True):
-        ends = clocks.step(row.stream, touched)
+    for row in rows:
+        ends = clocks.step(row.stream, regions.accesses(row))
         if ends or row.waits:
             waits = sorted(Wait(end - shift) if end >= shift else Wait(end, 1) for end in ends)
             row = row._replace(waits=tuple(waits))
@@ -91,7 +87,8 @@ class _Regions:
 
     def __init__(self, offsets: Mapping[Buffer, int]) -> None:
         self.offsets = offsets
-        self.regions: dict[Buffer | str, _Region] = {}
+        self.slabs = {DEVICE: _Region(), HOST: _Region()}
+        self.places: dict[Buffer, tuple[_Region, int, int, int]] = {}
 
     def accesses(self, row: Instruction) -> list[_Access]:
         """What a row reads and writes, reads first."""
@@ -99,34 +96,28 @@ class _Regions:
             return []
         if row.op is Op.ALLOC:
             assert row.buffer is not None, "an ALLOC row names its buffer"
-            region, start = self._place(row.buffer)
-            return [(region, start, start + row.buffer.footprint, True)]
-        found: list[_Access] = []
-        for value in row.reads:
-            self._add(found, value, False)
-        for value in row.writes:
-            self._add(found, value, True)
+            region, begin, _, end = self.places.get(row.buffer) or self._place(row.buffer)
+            return [(region, begin, end, True)]
+        found = [self._access(value, False) for value in row.reads]
+        found += [self._access(value, True) for value in row.writes]
         if row.workspace is not None:
-            self._add(found, row.workspace, True)
-        return found
+            found.append(self._access(row.workspace, True))
+        return [access for access in found if access[1] < access[2]]
 
-    def _add(self, found: list[_Access], value: Value, writes: bool) -> None:
-        buffer, nbytes = value.buffer, value.spec.nbytes
-        if not nbytes:
-            return
-        region, start = self._place(buffer)
-        end = value.offset + nbytes
-        if end == buffer.nbytes:
-            end = buffer.footprint  # the padding goes with the last byte, so that whole buffers are one fragment
-        found.append((region, start + value.offset, start + end, writes))
+    def _access(self, value: Value, writes: bool) -> _Access:
+        region, begin, end, padded = self.places.get(value.buffer) or self._place(value.buffer)
+        first = begin + value.offset
+        last = first + value.spec.nbytes
+        # the padding goes with the last byte, so that whole buffers are one fragment
+        return region, first, padded if last == end > first else last, writes
 
-    def _place(self, buffer: Buffer) -> tuple[_Region, int]:
+    def _place(self, buffer: Buffer) -> tuple[_Region, int, int, int]:
+        """Region, begin, end and end of the last block of a buffer."""
         own = buffer.persistent or buffer.space == RESULT
-        key: Buffer | str = buffer if own else buffer.space
-        region = self.regions.get(key)
-        if region is None:
-            region = self.regions[key] = _Region()
-        return region, 0 if own else self.offsets[buffer]
+        begin = 0 if own else self.offsets[buffer]
+        region = _Region() if own else self.slabs[buffer.space]
+        place = self.places[buffer] = region, begin, begin + buffer.nbytes, begin + buffer.footprint
+        return place
 
 
 class _Clocks:

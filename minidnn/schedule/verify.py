@@ -1,20 +1,17 @@
 """Verify: an independent reading of a finished list of rows. Shares no code with the passes that made it.
 
-Three readers, each of one pass over the rows: residence (ALLOC and FREE in pairs, uses between them, no two residents on the
-same bytes, all inside the slab), meaning (what is read was written, and not overwritten since), and order (rows of
-different streams that touch the same bytes are ordered by the waits that are written down, over this run and the previous).
+Three readers: residence (ALLOC and FREE in pairs, uses between them, no two residents on the same bytes, all inside the
+slab), meaning (what is read was written, and not overwritten since), and order (``verify_order``: rows of different streams
+that touch the same bytes are ordered by the waits that are written down, over this run and the previous).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
-from operator import attrgetter
-from typing import NamedTuple
 
-from minidnn.schedule.instruction import DEVICE, HOST, STREAMS, Buffer, Instruction, Op, Value
+from minidnn.schedule.instruction import DEVICE, HOST, Buffer, Instruction, Op, Value
+from minidnn.schedule.verify_order import name_of, order_problems
 
 _SPACES = (DEVICE, HOST)
 
@@ -53,23 +50,11 @@ def verify(
     it with its own previous run. HOLD rows read bytes but no meaning. O(n log n) in the operands of all rows.
     """
     limits = {DEVICE: extent, HOST: host_extent}
-    problems = [*_residence(rows, offsets, limits), *_meaning(rows)]
-    waits = [*_wait_problems(rows, previous)]
-    return [*problems, *waits, *_order(rows, offsets, previous)]
+    return [*_residence(rows, offsets, limits), *_meaning(rows), *order_problems(rows, offsets, previous)]
 
 
-def _name(rows: Sequence[Instruction], index: int) -> str:
-    return f"row {index} ({rows[index].op} {rows[index].target} on {rows[index].stream})"
-
-
-def _values(row: Instruction) -> Iterator[tuple[Value, bool]]:
-    """The operands of a row, and whether each is written. Reads come first."""
-    for value in row.reads:
-        yield value, False
-    for value in row.writes:
-        yield value, True
-    if row.workspace is not None:
-        yield row.workspace, True
+def _scratch(row: Instruction) -> tuple[Value, ...]:
+    return () if row.workspace is None else (row.workspace,)
 
 
 # ---- residence: which buffers are where, and when ---------------------------------------------------------------------
@@ -126,41 +111,41 @@ def _residence(
         if row.op in (Op.ALLOC, Op.FREE):
             subject = row.buffer
             if subject is None or subject.persistent or subject.space not in slabs:
-                yield f"{_name(rows, index)} names no buffer that can be allocated: {subject}"
+                yield f"{name_of(rows, index)} names no buffer that can be allocated: {subject}"
             elif row.op is Op.ALLOC:
                 if subject in alive:
-                    yield f"{_name(rows, index)} allocates {subject.name} again: row {alive[subject]} did, and nothing freed it"
+                    yield f"{name_of(rows, index)} allocates {subject.name} again: row {alive[subject]} did, and nothing freed it"
                     continue
                 alive[subject] = index
                 if subject not in offsets:
-                    yield f"{_name(rows, index)}: {subject.name} has no offset"
+                    yield f"{name_of(rows, index)}: {subject.name} has no offset"
                     continue
                 for problem in slabs[subject.space].admit(subject, offsets[subject]):
-                    yield f"{_name(rows, index)}: {problem}"
+                    yield f"{name_of(rows, index)}: {problem}"
             elif subject not in alive:
                 cause = f"row {freed[subject]} already did" if subject in freed else "nothing allocated it"
-                yield f"{_name(rows, index)} frees {subject.name}: {cause}"
+                yield f"{name_of(rows, index)} frees {subject.name}: {cause}"
             else:
                 del alive[subject]
                 freed[subject] = index
                 if subject in offsets:
                     slabs[subject.space].dismiss(subject, offsets[subject])
             continue
-        for value, _ in _values(row):
+        for value in (*row.writes, *row.reads, *_scratch(row)):
             buffer = value.buffer
             if not 0 <= value.offset <= value.offset + value.spec.nbytes <= buffer.nbytes:
                 end = value.offset + value.spec.nbytes
-                yield f"{_name(rows, index)}: {value.name} is bytes {value.offset}..{end} of {buffer}, which is too small"
+                yield f"{name_of(rows, index)}: {value.name} is bytes {value.offset}..{end} of {buffer}, which is too small"
             if buffer in alive or buffer.space not in slabs:
                 continue
             if not buffer.persistent:
                 when = f"after row {freed[buffer]} freed it" if buffer in freed else "before anything allocated it"
-                yield f"{_name(rows, index)} touches {buffer.name} {when}"
+                yield f"{name_of(rows, index)} touches {buffer.name} {when}"
             elif buffer not in offsets and buffer not in homeless:
                 homeless.add(buffer)
-                yield f"{_name(rows, index)}: {buffer.name} has no offset"
+                yield f"{name_of(rows, index)}: {buffer.name} has no offset"
     for buffer, index in alive.items():
-        yield f"{_name(rows, index)}: {buffer.name} leaks, nothing frees it"
+        yield f"{name_of(rows, index)}: {buffer.name} leaks, nothing frees it"
 
 
 # ---- meaning: what is read was written ---------------------------------------------------------------------------------
@@ -214,216 +199,13 @@ def _meaning(rows: Sequence[Instruction]) -> Iterator[str]:
             wrong = contents[value.buffer].read(value.offset, end, value.content) if end > value.offset else None
             if wrong is not None:
                 found, writer = wrong
-                cause = f"{_name(rows, writer)} put something else there" if writer >= 0 else "no earlier row wrote it"
+                cause = f"{name_of(rows, writer)} put something else there" if writer >= 0 else "no earlier row wrote it"
                 if found != _UNDEFINED and writer < 0:
                     cause = f"these bytes of {value.buffer.name} were read as something else before"
-                yield f"{_name(rows, index)} reads {value.name}, but {cause}"
-        for value, written in _values(row):
-            end = value.offset + value.spec.nbytes
-            if written and end > value.offset and not (row.accumulates and value is not row.workspace):
-                if value.buffer not in contents:
-                    contents[value.buffer] = _Contents(value.buffer)
-                meaning = _UNDEFINED if value is row.workspace else value.content
-                contents[value.buffer].write(value.offset, end, meaning, index)
-
-
-# ---- order: what the written waits guarantee ---------------------------------------------------------------------------
-
-
-def _wait_problems(rows: Sequence[Instruction], previous: Sequence[Instruction] | None) -> Iterator[str]:
-    count = 0 if previous is None else len(previous)
-    ahead = False
-    for index, row in enumerate(rows):
-        if row.stream not in STREAMS:
-            yield f"{_name(rows, index)}: there is no such stream"
-        for wait in row.waits:
-            if wait.lag not in (0, 1) or not 0 <= wait.row < (count if wait.lag else len(rows)):
-                whose = f"of the run {wait.lag} before" if wait.lag else "of this run"
-                yield f"{_name(rows, index)} waits for row {wait.row} {whose}, which does not exist"
-            elif not wait.lag and wait.row >= index:
-                ahead = True
-                yield f"{_name(rows, index)} waits for {_name(rows, wait.row)}, which is not before it"
-    if ahead:
-        yield from _deadlock(rows)
-
-
-def _deadlock(rows: Sequence[Instruction]) -> Iterator[str]:
-    """Run the streams as far as the waits allow; whatever is left waits for itself."""
-    queues: dict[str, list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        queues[row.stream].append(index)
-    done = [False] * len(rows)
-    heads = dict.fromkeys(queues, 0)
-    moved = True
-    while moved:
-        moved = False
-        for stream, queue in queues.items():
-            head = heads[stream]
-            while head < len(queue) and all(
-                wait.lag or not 0 <= wait.row < len(rows) or done[wait.row] for wait in rows[queue[head]].waits
-            ):
-                done[queue[head]] = True
-                head += 1
-            moved = moved or head > heads[stream]
-            heads[stream] = head
-    stuck = [queue[heads[stream]] for stream, queue in queues.items() if heads[stream] < len(queue)]
-    if stuck:
-        yield "deadlock: " + " and ".join(_name(rows, index) for index in stuck) + " can never start"
-
-
-class _Guarantees:
-    """What waits guarantee. Rows are numbered through both runs.
-
-    For every pair of streams a staircase: from row ``i`` of the one on, row ``j`` of the other has ended. Only waits make
-    steps, so this is as long as there are waits, not as long as there are rows.
-    """
-
-    def __init__(self, numbered: Sequence[tuple[Instruction, int, int]]) -> None:
-        """``numbered``: rows, with the numbers of the first row of their run and of the run before."""
-        self.streams = [row.stream for row, _, _ in numbered]
-        self.stairs: dict[tuple[str, str], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        for index, (row, base, base_before) in enumerate(numbered):
-            for wait in row.waits:
-                ended = wait.row + (base_before if wait.lag else base)
-                if base_before <= ended < index and not (wait.lag and ended >= base) and wait.row >= 0:
-                    self._add(row.stream, index, self.streams[ended], ended)
-                    for other in STREAMS:
-                        self._add(row.stream, index, other, self._ended(self.streams[ended], ended, other))
-
-    def _add(self, stream: str, index: int, other: str, ended: int) -> None:
-        at, level = self.stairs[stream, other]
-        if ended > (level[-1] if level else -1):
-            at.append(index)
-            level.append(ended)
-
-    def _ended(self, stream: str, index: int, other: str) -> int:
-        """The latest row of ``other`` that has ended when row ``index`` of ``stream`` starts, or -1."""
-        at, level = self.stairs[stream, other]
-        step = bisect_right(at, index)
-        return level[step - 1] if step else -1
-
-    def ordered(self, first: int, second: int) -> bool:
-        """Has row ``first`` ended when row ``second``, a later one, starts?"""
-        if first < 0 or self.streams[first] == self.streams[second]:
-            return True
-        return self._ended(self.streams[second], second, self.streams[first]) >= first
-
-
-class _Use(NamedTuple):
-    """One row touches one range of a buffer's bytes."""
-
-    begin: int
-    end: int
-    row: int
-    writes: bool
-
-
-def _order(
-    rows: Sequence[Instruction], offsets: Mapping[Buffer, int], previous: Sequence[Instruction] | None
-) -> Iterator[str]:
-    before = list(previous) if previous is not None else []
-    numbered = [(row, 0, 0) for row in before] + [(row, len(before), 0) for row in rows]
-    guarantees = _Guarantees(numbered)
-    streams = guarantees.streams
-    uses, births = _uses([row for row, _, _ in numbered])
-    found: dict[tuple[int, int], str] = {}
-    ghosts = {space: _Ghosts() for space in _SPACES}
-    for (buffer, life), of_buffer in uses.items():
-        if len({streams[use.row] for use in of_buffer}) > 1:
-            for _, _, of_bytes in _sweep(of_buffer):
-                for first, second in _conflicts(of_bytes):
-                    if second >= len(before) and not guarantees.ordered(first, second):
-                        found[second, first] = buffer.name
-        if not life or buffer.space not in ghosts or buffer not in offsets:
-            continue
-        for begin, end, of_bytes in _sweep(of_buffer):
-            last = tuple({streams[use.row]: use.row for use in of_bytes}.values())
-            at = offsets[buffer]
-            for other, row_index in ghosts[buffer.space].bury(at + begin, at + end, buffer, last):
-                born = births[buffer, life]
-                if born >= len(before) and not guarantees.ordered(row_index, born):
-                    found[born, row_index] = f"the bytes of {other.name} that are now of {buffer.name}"
-    for (second, first), what in sorted(found.items()):
-        earlier = (
-            _name(rows, first - len(before)) if first >= len(before) else f"{_name(before, first)} of the previous run"
-        )
-        yield f"{_name(rows, second - len(before))} and {earlier} both touch {what}, and no wait orders them"
-
-
-def _uses(
-    rows: Sequence[Instruction],
-) -> tuple[dict[tuple[Buffer, int], list[_Use]], dict[tuple[Buffer, int], int]]:
-    """Return the uses of every life of every buffer, in order of first use, and the row of its ALLOC. Persistent is life 0."""
-    uses: dict[tuple[Buffer, int], list[_Use]] = defaultdict(list)
-    births: dict[tuple[Buffer, int], int] = {}
-    lives: dict[Buffer, int] = defaultdict(int)
-    for index, row in enumerate(rows):
-        if row.op is Op.ALLOC and row.buffer is not None:
-            lives[row.buffer] += 1
-            births[row.buffer, lives[row.buffer]] = index
-            uses[row.buffer, lives[row.buffer]].append(_Use(0, row.buffer.footprint, index, True))
-        for value, writes in _values(row):
-            buffer, nbytes = value.buffer, value.spec.nbytes
-            if nbytes:
-                end = value.offset + nbytes
-                # the padding of a buffer is touched with its last byte, so that most buffers have one range only
-                padded = buffer.footprint if end == buffer.nbytes else end
-                uses[buffer, lives[buffer]].append(_Use(value.offset, padded, index, writes))
-    return uses, births
-
-
-def _sweep(uses: Sequence[_Use]) -> Iterator[tuple[int, int, Sequence[_Use]]]:
-    """Yield ranges of a buffer, in order of address, within which no use begins or ends, with their uses in row order."""
-    if len({(use.begin, use.end) for use in uses}) == 1:
-        yield uses[0].begin, uses[0].end, uses
-        return
-    edges = sorted({edge for use in uses for edge in (use.begin, use.end)})
-    starting = sorted(uses)
-    active: list[_Use] = []
-    position = 0
-    for begin, end in pairwise(edges):
-        active = [use for use in active if use.end > begin]
-        while position < len(starting) and starting[position].begin == begin:
-            active.append(starting[position])
-            position += 1
-        if active:
-            active.sort(key=attrgetter("row", "writes"))
-            yield begin, end, active
-
-
-def _conflicts(uses: Sequence[_Use]) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of rows that conflict on one byte, given its uses in row order; implied pairs are left out."""
-    writer = -1
-    readers: list[int] = []
-    for use in uses:
-        if writer >= 0 and writer != use.row:
-            yield writer, use.row
-        if use.writes:
-            yield from ((reader, use.row) for reader in readers if reader != use.row)
-            writer, readers = use.row, []
-        else:
-            readers.append(use.row)
-
-
-class _Ghosts:
-    """Who had each byte of a slab last: disjoint ranges in order of address, with the last rows that touched them."""
-
-    def __init__(self) -> None:
-        self.begins: list[int] = []
-        self.ghosts: list[tuple[int, Buffer, tuple[int, ...]]] = []  # end, buffer, rows
-
-    def bury(self, begin: int, end: int, buffer: Buffer, rows: tuple[int, ...]) -> Iterator[tuple[Buffer, int]]:
-        """Give a range to a buffer. Yields each earlier owner of some of it with the rows that touched that one last."""
-        first = bisect_right(self.begins, begin)
-        if first and self.ghosts[first - 1][0] > begin:
-            first -= 1
-        last = bisect_left(self.begins, end, first)
-        before = list(zip(self.begins[first:last], self.ghosts[first:last], strict=True))
-        after = [(begin, (end, buffer, rows))]
-        if before and before[0][0] < begin:
-            after.insert(0, (before[0][0], (begin, *before[0][1][1:])))
-        if before and before[-1][1][0] > end:
-            after.append((end, before[-1][1]))
-        self.begins[first:last] = [at for at, _ in after]
-        self.ghosts[first:last] = [ghost for _, ghost in after]
-        yield from ((owner, row) for _, (_, owner, owned) in before for row in owned)
+                yield f"{name_of(rows, index)} reads {value.name}, but {cause}"
+        written = [(value, value.content) for value in (() if row.accumulates else row.writes)]
+        written += [(value, _UNDEFINED) for value in _scratch(row)]
+        for value, content in written:
+            if value.spec.nbytes:
+                of_buffer = contents.get(value.buffer) or contents.setdefault(value.buffer, _Contents(value.buffer))
+                of_buffer.write(value.offset, value.offset + value.spec.nbytes, content, index)

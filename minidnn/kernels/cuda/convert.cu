@@ -1,0 +1,22 @@
+// y = x in another floating-point type. KIND is 0 here; FROM and TO are the two types.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ inline float widen(float value) { return value; }
+__device__ inline float widen(__half value) { return __half2float(value); }
+__device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ inline void narrow(float& target, float value) { target = value; }
+__device__ inline void narrow(__half& target, float value) { target = __float2half_rn(value); }
+__device__ inline void narrow(__nv_bfloat16& target, float value) { target = __float2bfloat16_rn(value); }
+
+extern "C" __global__ void convert(TO* y, const FROM* x, Index size) {
+    each_pack(size, [=](Index first, auto width) {
+        constexpr int N = decltype(width)::value;
+        Pack<FROM, N> source = *reinterpret_cast<const Pack<FROM, N>*>(x + first);
+        Pack<TO, N> target;
+#pragma unroll
+        for (int i = 0; i < N; i++) narrow(target.item[i], widen(source.item[i]));
+        *reinterpret_cast<Pack<TO, N>*>(y + first) = target;
+    });
+}

@@ -1,0 +1,253 @@
+// Batch normalisation (Ioffe & Szegedy 2015): per channel over all rows; statistics, weight and bias are float.
+// Local response normalisation (Krizhevsky et al. 2012): across neighbouring channels.
+
+struct Moments {
+    float count, mean, squares;  // squares: sum of squared deviations from the mean
+};
+
+// Chan, Golub & LeVeque 1983: moments of the union of two samples.
+template <typename R> __device__ inline void join(R& count, R& mean, R& squares, R count1, R mean1, R squares1) {
+    if (count1 == 0) return;
+    R total = count + count1, delta = mean1 - mean, share = count1 / total;
+    mean += delta * share;
+    squares += squares1 + delta * delta * count * share;
+    count = total;
+}
+
+// One pass over x, and no cancellation: every thread follows Welford 1962, then lanes are joined two by two.
+extern "C" __global__ void batch_norm_statistics_partial(float* partials, const T* x, Index rows, int channels) {
+    __shared__ float shared_mean[THREADS * V], shared_squares[THREADS * V], shared_count[THREADS];
+    Rows at(channels);
+    float mean[V] = {}, squares[V] = {}, count = 0;
+    if (at.inside)
+        for (Index row = at.first; row < rows; row += at.step) {
+            float value[V];
+            load<V>(value, x + row * channels + at.channel);
+            count += 1;
+            float share = 1.0f / count;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                float delta = value[i] - mean[i];
+                mean[i] += delta * share;
+                squares[i] += delta * (value[i] - mean[i]);
+            }
+        }
+    int thread = threadIdx.y * blockDim.x + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        shared_mean[thread * V + i] = mean[i];
+        shared_squares[thread * V + i] = squares[i];
+    }
+    shared_count[thread] = count;
+    for (int half = blockDim.y / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.y < half) {
+            int other = thread + half * blockDim.x;
+            float total = count;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                total = count;
+                join(total, shared_mean[thread * V + i], shared_squares[thread * V + i], shared_count[other],
+                     shared_mean[other * V + i], shared_squares[other * V + i]);
+            }
+            shared_count[thread] = count = total;
+        }
+    }
+    if (threadIdx.y == 0 && at.inside)
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            partials[((Index)blockIdx.y * 2) * channels + at.channel + i] = shared_mean[thread * V + i];
+            partials[((Index)blockIdx.y * 2 + 1) * channels + at.channel + i] = shared_squares[thread * V + i];
+        }
+}
+
+extern "C" __global__ void batch_norm_statistics_final(float* mean, float* rstd, const float* partials, Index rows,
+                                                       int channels, int blocks, int lanes, double eps) {
+    __shared__ double shared[3][FINAL_LANES][FINAL_CHANNELS];
+    int channel = blockIdx.x * FINAL_CHANNELS + threadIdx.x;
+    double count = 0, centre = 0, squares = 0;
+    if (channel < channels)
+        for (int block = threadIdx.y; block < blocks; block += FINAL_LANES)
+            join(count, centre, squares, (double)rows_of_block(rows, block, blocks, lanes),
+                 (double)partials[((Index)block * 2) * channels + channel],
+                 (double)partials[((Index)block * 2 + 1) * channels + channel]);
+    shared[0][threadIdx.y][threadIdx.x] = count;
+    shared[1][threadIdx.y][threadIdx.x] = centre;
+    shared[2][threadIdx.y][threadIdx.x] = squares;
+    __syncthreads();
+    if (threadIdx.y != 0 || channel >= channels) return;
+    for (int lane = 1; lane < FINAL_LANES; lane++)
+        join(count, centre, squares, shared[0][lane][threadIdx.x], shared[1][lane][threadIdx.x],
+             shared[2][lane][threadIdx.x]);
+    mean[channel] = (float)centre;
+    rstd[channel] = (float)(1.0 / sqrt(squares / (double)rows + eps));
+}
+
+extern "C" __global__ void batch_norm_apply(T* y, const T* x, const float* mean, const float* rstd, const float* weight,
+                                            const float* bias, Index rows, int channels) {
+    Rows at(channels);
+    if (!at.inside) return;
+    float centre[V], scale[V], shift[V], value[V];
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        centre[i] = mean[at.channel + i];
+        scale[i] = rstd[at.channel + i] * weight[at.channel + i];
+        shift[i] = bias[at.channel + i];
+    }
+    for (Index row = at.first; row < rows; row += at.step) {
+        Index place = row * channels + at.channel;
+        load<V>(value, x + place);
+#pragma unroll
+        for (int i = 0; i < V; i++) value[i] = (value[i] - centre[i]) * scale[i] + shift[i];
+        store<V>(y + place, value);
+    }
+}
+
+// `rstd` is made from the running variance on the fly: the same loop as apply.
+extern "C" __global__ void batch_norm_inference(T* y, const T* x, const float* running_mean, const float* running_var,
+                                                const float* weight, const float* bias, Index rows, int channels,
+                                                double eps) {
+    Rows at(channels);
+    if (!at.inside) return;
+    float centre[V], scale[V], shift[V], value[V];
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        centre[i] = running_mean[at.channel + i];
+        scale[i] = (float)(weight[at.channel + i] / sqrt((double)running_var[at.channel + i] + eps));
+        shift[i] = bias[at.channel + i];
+    }
+    for (Index row = at.first; row < rows; row += at.step) {
+        Index place = row * channels + at.channel;
+        load<V>(value, x + place);
+#pragma unroll
+        for (int i = 0; i < V; i++) value[i] = (value[i] - centre[i]) * scale[i] + shift[i];
+        store<V>(y + place, value);
+    }
+}
+
+// One block: every thread reads the counter before one of them advances it. momentum < 0: cumulative average.
+extern "C" __global__ void batch_norm_running(float* running_mean, float* running_var, long long* batches,
+                                              const float* mean, const float* rstd, int channels, double eps,
+                                              double momentum, double unbias) {
+    long long count = *batches + 1;
+    double share = momentum < 0 ? 1.0 / (double)count : momentum;
+    __syncthreads();
+    if (threadIdx.x == 0) *batches = count;
+    for (int c = threadIdx.x; c < channels; c += blockDim.x) {
+        double inverse = rstd[c], biased = 1.0 / (inverse * inverse) - eps;
+        biased = biased < 0 ? 0 : biased;
+        running_mean[c] = (float)((1 - share) * running_mean[c] + share * mean[c]);
+        running_var[c] = (float)((1 - share) * running_var[c] + share * biased * unbias);
+    }
+}
+
+extern "C" __global__ void batch_norm_backward_weight_partial(float* partials, const T* dy, const T* x,
+                                                              const float* mean, Index rows, int channels) {
+    int channel = (blockIdx.x * blockDim.x + threadIdx.x) * V;
+    float centre[V];
+#pragma unroll
+    for (int i = 0; i < V; i++) centre[i] = channel < channels ? mean[channel + i] : 0;
+    partial_sums<2>(partials, rows, channels, [&](Index row, int c, float sums[2][V]) {
+        float gradient[V], value[V];
+        load<V>(gradient, dy + row * channels + c);
+        load<V>(value, x + row * channels + c);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            sums[0][i] += (value[i] - centre[i]) * gradient[i];
+            sums[1][i] += gradient[i];
+        }
+    });
+}
+
+extern "C" __global__ void batch_norm_backward_weight_final(float* d_weight, float* d_bias, const float* rstd,
+                                                            const float* partials, int channels, int blocks) {
+    int channel = blockIdx.x * FINAL_CHANNELS + threadIdx.x;
+    double along = final_sum<2>(partials, blocks, channels, channel, 0);
+    double total = final_sum<2>(partials, blocks, channels, channel, 1);
+    if (threadIdx.y != 0 || channel >= channels) return;
+    d_weight[channel] = (float)(along * rstd[channel]);
+    d_bias[channel] = (float)total;
+}
+
+extern "C" __global__ void batch_norm_backward_data(T* dx, const T* dy, const T* x, const float* mean, const float* rstd,
+                                                    const float* weight, const float* d_weight, const float* d_bias,
+                                                    Index rows, int channels) {
+    Rows at(channels);
+    if (!at.inside) return;
+    float centre[V], along[V], constant[V], scale[V], gradient[V], value[V];
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        int c = at.channel + i;
+        double slope = rstd[c];
+        centre[i] = mean[c];
+        along[i] = (float)(slope * d_weight[c] / (double)rows);
+        constant[i] = (float)(d_bias[c] / (double)rows);
+        scale[i] = (float)(slope * weight[c]);
+    }
+    for (Index row = at.first; row < rows; row += at.step) {
+        Index place = row * channels + at.channel;
+        load<V>(gradient, dy + place);
+        load<V>(value, x + place);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            gradient[i] = (gradient[i] - ((value[i] - centre[i]) * along[i] + constant[i])) * scale[i];
+        store<V>(dx + place, gradient);
+    }
+}
+
+// d_bias[c] = sum of dy over rows.
+extern "C" __global__ void channel_sum_partial(float* partials, const T* dy, Index rows, int channels) {
+    partial_sums<1>(partials, rows, channels, [&](Index row, int c, float sums[1][V]) {
+        float gradient[V];
+        load<V>(gradient, dy + row * channels + c);
+#pragma unroll
+        for (int i = 0; i < V; i++) sums[0][i] += gradient[i];
+    });
+}
+
+extern "C" __global__ void channel_sum_final(T* d_bias, const float* partials, int channels, int blocks, int accumulate) {
+    int channel = blockIdx.x * FINAL_CHANNELS + threadIdx.x;
+    double total = final_sum<1>(partials, blocks, channels, channel, 0);
+    if (threadIdx.y != 0 || channel >= channels) return;
+    if (accumulate) total += to_float(d_bias[channel]);
+    assign(d_bias[channel], (float)total);
+}
+
+__device__ inline float power(float scale, float beta) {
+    if (beta != 0.75f) return powf(scale, -beta);
+    float root = sqrtf(scale);
+    return 1.0f / (root * sqrtf(root));
+}
+
+extern "C" __global__ void lrn_forward(T* y, T* scale, const T* x, Index size, int channels, int window, float alpha,
+                                       float beta, float k) {
+    Index i = (Index)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= size) return;
+    int channel = (int)(i % channels), first = channel - window / 2;
+    float sum = 0;
+    for (int c = first; c < first + window; c++)
+        if (c >= 0 && c < channels) {
+            float value = to_float(x[i + (c - channel)]);
+            sum += value * value;
+        }
+    float total = k + alpha / window * sum;
+    assign(scale[i], total);
+    assign(y[i], to_float(x[i]) * power(total, beta));
+}
+
+// The windows that hold a channel reach the other way round.
+extern "C" __global__ void lrn_backward(T* dx, const T* dy, const T* x, const T* scale, Index size, int channels,
+                                        int window, float alpha, float beta) {
+    Index i = (Index)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= size) return;
+    int channel = (int)(i % channels), first = channel - (window - 1 - window / 2);
+    float sum = 0;
+    for (int c = first; c < first + window; c++)
+        if (c >= 0 && c < channels) {
+            Index j = i + (c - channel);
+            float total = to_float(scale[j]);
+            sum += to_float(dy[j]) * to_float(x[j]) * power(total, beta) / total;
+        }
+    float own = to_float(dy[i]) * power(to_float(scale[i]), beta);
+    assign(dx[i], own - 2.0f * alpha * beta / window * to_float(x[i]) * sum);
+}

@@ -1,0 +1,125 @@
+"""StepEmitter: an Emitter that also knows gradients: contributions, their sums, and the update of the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidnn.graph import Node, Role, Tensor
+from minidnn.schedule.analysis import Analysis, aux_key
+from minidnn.schedule.emit import Emitter
+from minidnn.schedule.instruction import Buffer, Instruction, Op, Value
+from minidnn.schedule.persistent import Persistent, slices
+from minidnn.schedule.plan import Plan
+from minidnn.schedule.recipe import Recipe
+
+
+class StepEmitter(Emitter):
+    """Rows of one training step under construction.
+
+    Attributes:
+        grads: for every tensor, the sum of the gradient contributions so far.
+    """
+
+    def __init__(self, analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe) -> None:
+        super().__init__(analysis, persistent, plan, recipe)
+        self.grads: dict[str, Value] = {}
+        self.sharers: dict[Buffer, int] = {}  # how many entries of ``grads`` show a buffer
+
+    def set_grad(self, tensor: Tensor, value: Value) -> None:
+        """Record ``value`` as the gradient of ``tensor`` so far."""
+        self.grads[tensor.name] = value
+        self.sharers[value.buffer] = self.sharers.get(value.buffer, 0) + 1
+
+    def pop_grad(self, tensor: Tensor) -> Value | None:
+        """Take the gradient of ``tensor``, complete since all its readers are done."""
+        value = self.grads.pop(tensor.name, None)
+        if value is not None:
+            self.sharers[value.buffer] -= 1
+        return value
+
+    def contribute(self, tensor: Tensor, value: Value) -> None:
+        """Add a contribution to the gradient of ``tensor``: the first is taken as it is, later ones by an ADD row.
+
+        The sum goes in place into a contribution that nobody else shows; otherwise into a buffer of its own.
+        """
+        first = self.pop_grad(tensor)
+        if first is None:
+            self.set_grad(tensor, value)
+            return
+        name = f"d_{tensor.name}"
+        exclusive = [v for v in (first, value) if not self.sharers.get(v.buffer)] if self.plan.reuse.in_place else []
+        total = self.over(name, first.spec, exclusive[0]) if exclusive else self.new_grad(tensor, tensor.producer)
+        self.append(Instruction(Op.ADD, name, "add_forward", (total,), (first, value)))
+        self.set_grad(tensor, total)
+
+    def new_grad(self, tensor: Tensor, node: Node | None) -> Value:
+        """A buffer for the gradient of a tensor."""
+        hold = not self.plan.reuse.gradient_window
+        return self.new(f"d_{tensor.name}", self.analysis.specs[tensor], Role.GRAD, node, hold=hold)
+
+    def backward_weight(
+        self, node: Node, calls: tuple[Any, ...], local: dict[str, Value], *, accumulates: bool
+    ) -> Value | None:
+        """Emit the weight-gradient rows and return the layer's gradient block, complete for this micro-batch.
+
+        ``accumulates``: add to what earlier micro-batches left, by the kernel itself where the recipe says that it can,
+        else through a temporary. ``local`` receives this micro-batch's own gradients.
+        """
+        if not calls:
+            return None
+        total = self.persistent.gradients.get(node.name)
+        direct = accumulates and all(call.kernel in self.recipe.accumulating for call in calls)
+        if total is None or (accumulates and not direct):
+            spec = self.persistent.weights[node.name].spec
+            hold = not self.plan.reuse.lifetimes
+            block = self.new(f"{node.name}.gradient", spec, Role.PARAM_GRAD, node, hold=hold)
+        else:
+            block = total
+        local.update({f"d_{key}": value for key, value in slices(node, block).items()})
+        for call in calls:
+            if direct:
+                call = call._replace(attrs={**call.attrs, "accumulate": True}, accumulates=True)
+            self.emit(Op.BACKWARD_WEIGHT, node, call, local)
+        if total is not None and block is not total:
+            self.append(Instruction(Op.ADD, f"{node.name}.gradient", "add_forward", (total,), (total, block)))
+            return total
+        return block
+
+    def backward_data(
+        self, node: Node, index: int, calls: tuple[Any, ...], local: dict[str, Value], *, last: bool
+    ) -> None:
+        """Emit the rows of one input's gradient and add it to what that input has. No rows: it is the output's gradient."""
+        tensor = node.inputs[index]
+        spec = self.analysis.specs[tensor]
+        if not calls:
+            self.contribute(tensor, local["dy"].alias(f"d_{tensor.name}", spec))
+            return
+        target = "dx" if "dx" in calls[-1].writes else f"dx{index}"
+        source = next((local.get(o) or self.device.get(aux_key(node, o)) for o in calls[-1].over), None)
+        if (
+            source is not None
+            and last
+            and len(calls) == 1
+            and self.plan.reuse.in_place
+            and source.spec.nbytes == spec.nbytes
+            and not source.buffer.persistent
+            and not self.sharers.get(source.buffer)
+        ):
+            local[target] = self.over(f"d_{tensor.name}", spec, source)
+        else:
+            local[target] = self.new_grad(tensor, tensor.producer)
+        for call in calls:
+            self.emit(Op.BACKWARD_DATA, node, call, local)
+        self.contribute(tensor, local[target])
+
+    def update(self, node: Node, gradient: Value) -> None:
+        """Emit the update of a layer's weights; 16-bit weights are rounded from their master copy."""
+        p = self.persistent
+        weight = p.weights[node.name]
+        master = p.slots["master"].get(node.name, weight) if "master" in p.slots else weight
+        state = tuple(p.slots[slot][node.name] for slot in p.optimizer.slots)
+        kernel, attrs = p.optimizer.kernel, p.optimizer.attrs
+        writes, reads = (master, *state), (gradient, p.scalars)
+        self.append(Instruction(Op.UPDATE, node.name, kernel, writes, reads, attrs=attrs, accumulates=True))
+        if master is not weight:
+            self.append(Instruction(Op.UPDATE, node.name, "convert", (weight,), (master,)))
