@@ -1,6 +1,6 @@
 """minidnn: a CNN training engine whose subject is where every byte lives and for how long."""
 
-from minidnn.compile import compile  # noqa: A004
+from minidnn.compile import compile
 from minidnn.errors import DoesNotFit, UserError, VerificationError
 from minidnn.layers import Graph
 from minidnn.optim import SGD, Adam

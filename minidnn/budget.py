@@ -64,7 +64,8 @@ def require_fit(
         program,
         f"the step needs {program.reserved_bytes} B ({human_bytes(program.reserved_bytes)}), the budget is {memory} B "
         f"({human_bytes(memory)}), short by {short} B, at {schedule.profile.peak_text} of schedule {schedule.name!r}; "
-        f"largest residents there: {largest}; the smallest budget that runs is {program.reserved_bytes} B; try {', or '.join(advice)}",
+        f"largest residents there: {largest}; the smallest budget that runs is {program.reserved_bytes} B; "
+        f"try {', or '.join(advice)}",
     )
 
 

@@ -2,8 +2,8 @@
 
 A file is written in a temporary directory beside it, forced to the disk and renamed over the old one, so that a full
 disk, a kill or a power cut during a save leaves the previous checkpoint as it was. It holds torchvision's parameter names,
-the optimizer's tensors under ``optimizer.`` and, as metadata, where training stands. It does not depend on plan, device or
-number of ranks, and holds no random state: order, augmentation and dropout are functions of the seed and the counters.
+the optimizer's tensors under ``optimizer.`` and, as metadata, where training stands. It does not depend on plan, device
+or number of ranks, and holds no random state: order, augmentation and dropout are functions of seed and counters.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Progress:
         batch: batches of it already trained on.
         steps: forward and backward passes since the start.
         updates: optimizer updates since the start.
-        loss_sum, loss_samples: of the batches already done in this epoch: the sum over samples of the loss, and their number.
+        loss_sum, loss_samples: of the batches already done in this epoch: the losses of the samples added up, and how many.
         best_acc1: best top-1 accuracy so far, a fraction; None before the first evaluation.
         dropped_batches: last batches of one image that batch norm could not use.
     """
@@ -101,7 +101,7 @@ def remove_stale(directory: Path) -> None:
 
 
 def newest(directory: Path) -> Path | None:
-    """The checkpoint of a run folder in which most steps are done, None if there is none. Temporary files do not count."""
+    """The checkpoint of a run folder with most steps done, None if there is none. Temporary files do not count."""
     found = [path for path in (directory / LAST, directory / BEST) if path.is_file()]
     if len(found) < 2:
         return found[0] if found else None
@@ -124,6 +124,7 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._file: Any
         if not path.is_file():
             raise UserError(f"{path} is not a file: give a checkpoint, such as {LAST} in the folder of a run.")
         try:
@@ -161,8 +162,8 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
             return Metadata(progress=progress, **data)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise UserError(
-                f"{self.path} was not saved by a training run (it lacks its progress): load it with --weights, or resume "
-                "from another file."
+                f"{self.path} was not saved by a training run (it lacks its progress): load it with --weights, or "
+                "resume from another file."
             ) from error
 
     def weights(self) -> Mapping[str, NDArray[Any]]:

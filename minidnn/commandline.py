@@ -1,7 +1,7 @@
 """The command line: options in the words of PyTorch's example scripts, sizes in bytes, and errors as one sentence.
 
-An option is None where it was not given, so that a resumed run can take it from its checkpoint, and any run from the defaults
-of its data set. Models and plans are joined to it in ``scripts/job.py``: this package knows neither.
+An option is None where it was not given, so that a resumed run can take it from its checkpoint, and any run from the
+defaults of its data set. Models and plans are joined to it in ``scripts/job.py``: this package knows neither.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Parser(ArgumentParser):
     def __init__(self, description: str) -> None:
         super().__init__(
             description=description,
-            epilog="without an option, by data set (--lr: of nets without batch norm a tenth, of adam 0.001):\n" + table(),
+            epilog="where an option is not given (--lr: a tenth without batch norm, 0.001 of adam):\n" + table(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -82,11 +82,11 @@ def add_model(parser: ArgumentParser) -> None:
     add = group.add_argument
     sets = ", ".join(DEFAULTS)
     add("--data", metavar="SET", help=f"{sets}; files as mnist:DIR, cifar10:PATH; made up as synthetic:N,H,W,C,CLASSES")
-    add("-a", "--arch", metavar="NAME", help="a model such as resnet20, vgg16_bn, lenet; a wrong name lists the nearest")
+    add("-a", "--arch", metavar="NAME", help="a model: resnet20, vgg16_bn, lenet; a wrong name lists the nearest")
     add("--blocks", type=_blocks, metavar="N,N,...", help="blocks a stage, for -a resnet: 6,32,790,6 is ResNet-2504")
     add("--image-size", type=_whole(1), metavar="N", help="height and width to which images are brought")
     add("--num-classes", type=_whole(2), metavar="N", help="outputs of the net; default: the classes of the data")
-    add("-b", "--batch-size", type=_whole(1), metavar="N", help="samples of one forward and backward, of all ranks together")
+    add("-b", "--batch-size", type=_whole(1), metavar="N", help="samples of one forward and backward, of all ranks")
     add("--drop-last", action=BooleanOptionalAction, help="leave out a smaller last batch of an epoch in training")
     add("--accum", type=_whole(1), metavar="K", help="batches whose mean gradient makes one update (default: 1)")
     add("--label-smoothing", type=_real(0, 1), metavar="E", help="probability spread over all classes")
@@ -102,14 +102,16 @@ def add_memory(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("device and memory")
     add = group.add_argument
     add("--device", metavar="D", default="auto", help="auto, emulated or cuda:N (default: %(default)s)")
-    add("--profile", metavar="GPU", default="h200", help="GPU whose times are predicted, a name or a file (default: h200)")
+    add(
+        "--profile", metavar="GPU", default="h200", help="GPU whose times are predicted: a name, a file (default: h200)"
+    )
     add("--memory", metavar="SIZE",
         help="device bytes the step may reserve: 4GiB, 500MB, bytes, or 60%% of what keep reserves")  # fmt: skip
     add("--host-memory", metavar="SIZE", help="pinned host bytes it may take")
     add("--policy", metavar="NAME", help="rule that makes the plan: keep, naive or auto (default: auto)")
     add("--plan", metavar="FILE", help="a plan.json instead of a policy")
     add("--recipe", metavar="FILE", help="a recipe.json: repeats every choice that can change a bit")
-    add("--workspace-limit", metavar="SIZE", help="scratch one convolution may take")
+    add("--workspace-limit", metavar="SIZE", help="scratch of one convolution")
     add("--allocator", choices=("slab", "pool"), default="slab", help="one planned slab, or a pool (default: slab)")
 
 
@@ -118,25 +120,25 @@ def add_training(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     add = group.add_argument
     add("--epochs", type=_whole(1), metavar="N", help="passes over the training data")
-    add("--max-steps", type=_whole(1), metavar="N", help="stop after N batches since the start, at the end of an update")
+    add("--max-steps", type=_whole(1), metavar="N", help="stop at the update that ends N batches")
     add("--lr", type=_real(0), metavar="RATE", help="learning rate; never scaled by batch or ranks behind your back")
     add("--lr-sched", metavar="RULE", help=FORMS)
     add("--warmup", type=_real(0), metavar="EPOCHS", help="epochs of linear warm-up (default: 0)")
-    add("--augment", action=BooleanOptionalAction, help="random crop and flip of training images, as in the table below")
+    add("--augment", action=BooleanOptionalAction, help="random crop and flip, as in the table below")
     add("-j", "--workers", type=_whole(0), metavar="N", default=1, help="threads that make batches ahead (default: 1)")
     add("-p", "--print-freq", type=_whole(1), metavar="N", default=50, help="batches between two lines (default: 50)")
     add("--weights", metavar="FILE", help="safetensors file of weights under torchvision's names to start from")
     add("--resume", metavar="FILE", help="go on from a checkpoint, bit for bit; auto: the newest in --output, if any")
     add("-e", "--evaluate", action="store_true", help="evaluate only, with --resume or --weights")
     add("--verify", action="store_true", help="measure one step before training (always on the emulated device)")
-    add("--dry-run", action="store_true", help="print the memory and stop: reads no data, touches no device, writes nothing")
+    add("--dry-run", action="store_true", help="print the memory and stop: no data, no device, no files")
     add("--output", metavar="DIR", help="folder of the run (default: the next free runs/DATA-ARCH-N)")
 
 
 def complete(args: Namespace, saved: Mapping[str, Any] | None = None) -> Namespace:
     """Fill in what was not given: from the options of a checkpoint, then from the defaults of the data set.
 
-    ``lr`` and ``num_classes`` stay None where they depend on the net and the data. Raises UserError for what is missing,
+    ``lr`` and ``num_classes`` stay None where they depend on the net and the data. Raises UserError for what is missing
     and for what can have no effect.
     """
     done = Namespace(**vars(args))
@@ -153,8 +155,8 @@ def complete(args: Namespace, saved: Mapping[str, Any] | None = None) -> Namespa
             parse_bytes(text, what=f"--{name.replace('_', '-')}", whole=whole)
     if args.momentum is not None and (done.opt or defaults.opt) == "adam":
         raise UserError(f"--momentum {args.momentum:g} has no effect on adam: leave it out, or use --opt sgd")
-    common = {"warmup": 0.0, "momentum": 0.9, "accum": 1, "seed": 0, "precision": "fp32", "drop_last": False, "lr": None}
-    for name, value in (defaults._asdict() | common).items():
+    common = {"warmup": 0.0, "momentum": 0.9, "accum": 1, "seed": 0, "precision": "fp32", "drop_last": False}
+    for name, value in (defaults._asdict() | common | {"lr": None}).items():
         if name in TRAINING and getattr(done, name, None) is None:
             setattr(done, name, value)
     if done.opt == "adam":

@@ -23,7 +23,7 @@ from minidnn.step import CompiledStep
 DEFAULT_OPTIMIZER = SGD(lr=0.1, momentum=0.9, weight_decay=1e-4)
 
 
-def compile(  # noqa: A001  (the public name of the contract)
+def compile(
     graph: Graph,
     plan: Plan | None = None,
     optimizer: Optimizer = DEFAULT_OPTIMIZER,
@@ -91,7 +91,7 @@ def compile(  # noqa: A001  (the public name of the contract)
         tail_recipe = (
             None if tail_graph is None else numpy_recipe(tail_graph, kind, recipe.workspace_limit, deterministic)
         )
-        persistent = Persistent(graph, kind, optimizer, accumulate=accumulate > 1)
+        persistent = Persistent(graph, kind, optimizer, accumulate=accumulate > 1, plan=plan)
         return build(graph, tail_graph, plan, recipe, tail_recipe, persistent, gpu, accumulate)
 
     def keep_bytes() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from minidnn.data import Dataset, load
 from minidnn.data.synthetic import DEFAULT as SYNTHETIC
@@ -10,7 +10,7 @@ from minidnn.errors import UserError
 
 
 class Facts(NamedTuple):
-    """Sizes that decide the memory of a step. Of ``mnist`` and ``cifar`` those of the published files, until they are read."""
+    """Sizes that decide the memory of a step; of ``mnist`` and ``cifar``, until they are read, the published ones."""
 
     train: int
     height: int
@@ -21,7 +21,8 @@ class Facts(NamedTuple):
     @classmethod
     def of(cls, dataset: Dataset) -> Facts:
         """The sizes of a set that has been read."""
-        return cls(*dataset.images.shape, dataset.classes)
+        count, height, width, channels = dataset.images.shape
+        return cls(count, height, width, channels, dataset.classes)
 
 
 class Defaults(NamedTuple):
@@ -60,8 +61,7 @@ def name_of(spec: str) -> str:
     """The data set's name in the text of ``--data``. Raises UserError for an unknown one, as reading it would."""
     name = spec.partition(":")[0]
     if name not in DEFAULTS:
-        load(spec)  # refuses with the nearest names, and reads nothing
-        raise UserError(f"no default settings are known for the data set {name!r}")
+        _refused(spec)  # by the reader: with the nearest names, and without reading anything
     return name
 
 
@@ -71,11 +71,15 @@ def known_facts(spec: str) -> Facts:
     if name != "synthetic":
         return _FACTS[name]
     try:
-        count, height, width, channels, classes = (int(part) for part in (spec.partition(":")[2] or SYNTHETIC).split(","))
-        return Facts(count, height, width, channels, classes)
+        sizes = [int(part) for part in (spec.partition(":")[2] or SYNTHETIC).split(",")]
+        return Facts(*sizes) if len(sizes) == 5 and min(sizes) > 0 else _refused(spec)
     except ValueError:
-        load(spec)  # refuses with the form
-        raise
+        return _refused(spec)
+
+
+def _refused(spec: str) -> NoReturn:
+    load(spec)
+    raise UserError(f"{spec} is no data set")
 
 
 def table() -> str:
@@ -84,6 +88,7 @@ def table() -> str:
     for name, d in DEFAULTS.items():
         crop, flip = (f"pad {d.pad}", "yes" if d.flip else "no") if d.augment else ("off", "off")
         image = "stored" if d.image_size is None else str(d.image_size)
-        rows.append((name, image, str(d.batch_size), str(d.epochs), d.opt, f"{d.lr:g}", d.lr_sched, f"{d.wd:g}", crop, flip))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        numbers = (image, str(d.batch_size), str(d.epochs), d.opt, f"{d.lr:g}", d.lr_sched, f"{d.wd:g}")
+        rows.append((name, *numbers, crop, flip))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -15,7 +15,7 @@ _STORED = (Role.ACTIVATION, Role.AUX, Role.INPUT)
 
 
 def explain(step: CompiledStep) -> str:
-    """A table with one line a layer (decision, bytes stored in forward, workspace, parameters), then the residents at the peak."""
+    """A table, one line a layer (decision, bytes made, workspace, parameters), then the residents at the peak."""
     stored: dict[str, int] = {}
     workspace: dict[str, int] = {}
     for row in step.program["train"].rows:

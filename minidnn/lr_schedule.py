@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the number of optimizer updates done, so that a resumed run has the same rates."""
+"""Learning-rate schedules: pure functions of the number of updates done, so that a resumed run has the same rates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Cosine:
-    """Half a cosine from the base rate at the end of the warm-up to zero at the end of training (Loshchilov, Hutter, 2017)."""
+    """Half a cosine, from the base rate after the warm-up to zero at the end of training (Loshchilov & Hutter 2017)."""
 
     def factor(self, epoch: float, warmup: float, epochs: float) -> float:
         """(1 + cos(pi t)) / 2, where t goes from 0 to 1 between the end of the warm-up and the last epoch."""
@@ -74,7 +74,9 @@ def parse_shape(text: str) -> Shape:
     except ValueError:
         pass
     if name in ("constant", "cosine", "step", "multistep"):
-        raise UserError(f"--lr-sched {text} cannot be read: give {FORMS}, epochs rising and at least 1, FACTOR above 0.")
+        raise UserError(
+            f"--lr-sched {text} cannot be read: give {FORMS}; epochs rise from at least 1, FACTOR is above 0"
+        )
     raise UserError(f"unknown --lr-sched {text!r}; {nearest(name, ('constant', 'cosine', 'step', 'multistep'))}")
 
 

@@ -135,7 +135,8 @@ def compare(schedule: Schedule, measurement: Measurement, base_bytes: int, host_
                 )
     if measurement.peak_bytes != schedule.profile.peak_bytes:
         raise VerificationError(
-            f"schedule {schedule.name!r}: measured a peak of {measurement.peak_bytes} bytes, predicted {schedule.profile.peak_bytes}"
+            f"schedule {schedule.name!r}: measured a peak of {measurement.peak_bytes} bytes, "
+            f"predicted {schedule.profile.peak_bytes}"
         )
 
 
@@ -165,12 +166,13 @@ def measure_step(step: CompiledStep, x: NDArray[Any], y: NDArray[Any]) -> Measur
 
 
 def _copy_state(executor: Executor, counter: _Counter) -> dict[Buffer, Bytes]:
-    """Every persistent buffer as an allocation of its own; device buffers with their present contents."""
+    """Every persistent buffer as an allocation of its own, with its present contents; pinned slots are left poisoned."""
     program = executor.program
     state = {}
+    held = set(program.persistent.state_buffers)
     for buffer in (*program.persistent.buffers, *program.persistent.host_buffers):
         array = state[buffer] = counter.allocate(buffer)
-        if buffer.space == DEVICE:
+        if buffer in held:
             whole = Value(buffer.name, buffer, 0, TensorSpec((buffer.nbytes,), "uint8"), -1)
             array[: buffer.nbytes] = executor.device.get(executor.view(whole))
     return state
@@ -185,7 +187,7 @@ def _run_in_slab(
     program = executor.program
     device = EmulatedDevice(seed=step.seed + 1, kernels=executor.device.kernels)
     twin = Executor(program, device, step.gpu, step.precision.name)
-    for buffer in program.persistent.buffers:
+    for buffer in program.persistent.state_buffers:
         whole = Value(buffer.name, buffer, 0, TensorSpec((buffer.nbytes,), "uint8"), -1)
         device.put(twin.view(whole), executor.device.get(executor.view(whole)))
     slots = {buffer: twin.slot_bytes(buffer) for buffer in program.persistent.host_buffers}
@@ -193,7 +195,7 @@ def _run_in_slab(
     slots[program.persistent.other_slot][:] = slots[program.persistent.slot]
     twin.run(name)
     device.synchronize()
-    for buffer in program.persistent.buffers:
+    for buffer in program.persistent.state_buffers:
         whole = Value(buffer.name, buffer, 0, TensorSpec((buffer.nbytes,), "uint8"), -1)
         if not np.array_equal(twin.view(whole), expected[buffer][: buffer.nbytes]):
             raise VerificationError(

@@ -1,4 +1,4 @@
-"""What a run writes about itself: measurements line by line, a summary, and on which machine by which command they were made."""
+"""What a run writes about itself: measurements line by line, and on which machine by which command they were made."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def write_json(path: Path, data: Any) -> None:
 class MetricsLog:
     """``metrics.jsonl``: one JSON object a line, each on the disk before the next is made. It keeps no averages.
 
-    Records after ``steps``, which a run that was killed made after its last checkpoint, are dropped: the resumed run makes
-    them again.
+    Records after ``steps``, which a run that was killed made after its last checkpoint, are dropped: the resumed run
+    makes them again.
     """
 
     def __init__(self, path: Path, steps: int = 0) -> None:

@@ -13,7 +13,7 @@ from minidnn.schedule.text import human_bytes
 
 
 class Screen:
-    """Lines and progress. Where standard output or the error stream is no terminal: no bar, no carriage return, no colour.
+    """Lines and progress. Unless standard output and the error stream are terminals: no bar, no carriage return.
 
     Args:
         interactive: None asks the two streams.

@@ -51,7 +51,7 @@ class ModelState:
 
     def initialise(self, seed: int) -> None:
         """Fill parameters by their rules, made on the host from ``seed``; optimizer state and constants with zeros."""
-        for buffer in self._persistent.buffers:
+        for buffer in self._persistent.state_buffers:
             whole = Value(buffer.name, buffer, 0, TensorSpec((buffer.nbytes,), "uint8"), -1)
             self._write(whole, np.zeros(buffer.nbytes, np.uint8))
         for name, parameter in self._parameters.items():

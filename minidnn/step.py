@@ -240,7 +240,7 @@ class CompiledStep:
             )
         if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
             raise UserError(f"y has shape {y.shape} and type {y.dtype}, this step wants ({x.shape[0]},) integers")
-        if y.size and not (0 <= int(y.min()) and int(y.max()) < self.classes):
+        if y.size and not (int(y.min()) >= 0 and int(y.max()) < self.classes):
             raise UserError(
                 f"label {int(y.min()) if y.min() < 0 else int(y.max())} is out of range; labels are 0 to {self.classes - 1}"
             )

@@ -1,21 +1,17 @@
 """The trainer: epochs over a compiled step. It knows batches, rates and records, and nothing of memory.
 
-Training can stop after any update and go on from there bit for bit: which batch comes next, its augmentation, its dropout and
-its learning rate are functions of the counters in ``Progress``.
+Training can stop after any update and go on from there bit for bit: which batch comes next, its augmentation, its dropout
+and its learning rate are functions of the counters in ``Progress``.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from types import FrameType, TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +19,7 @@ from numpy.typing import NDArray
 from minidnn.checkpoint import Progress
 from minidnn.data import Batches
 from minidnn.errors import UserError
+from minidnn.interruption import Interruption
 from minidnn.layers import BatchNorm, Graph
 from minidnn.lr_schedule import LearningRate
 from minidnn.metrics import MetricsLog
@@ -59,8 +56,8 @@ class Training:
         train, test: batches of the two splits; ``test`` whole and in order.
         rate: learning rate of every update.
         epochs: passes over the training split.
-        save: called with the progress and whether its accuracy is the best so far: after every epoch, and where training
-            stops within one.
+        save: called after every epoch, and where training stops within one, with the progress and whether its accuracy
+            is the best so far.
         log, screen: where figures go.
         accumulate: batches an update takes; the last group of an epoch may be smaller.
         max_steps: stop after this many batches since the start, at the end of an update.
@@ -84,7 +81,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a training ended. ``acc1``: of the last evaluation, a fraction; ``interrupted``: before the last epoch was done."""
+    """How a training ended. ``acc1``: last accuracy, a fraction; ``interrupted``: before the last epoch was done."""
 
     progress: Progress
     acc1: float | None
@@ -101,7 +98,8 @@ def fit(training: Training, progress: Progress) -> Outcome:
         UserError: the loss is not finite any more, or a checkpoint cannot be written.
     """
     t, meter, acc1 = training, Meter(), None
-    with Interruption() as interruption:
+    # A loss that runs away is reported in a sentence of ours; NumPy's warnings on the way there would hide it.
+    with Interruption() as interruption, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         while progress.epoch < t.epochs:
             started = time.perf_counter()
             progress = _train(t, progress, meter, lambda: interruption.asked)
@@ -129,7 +127,7 @@ def evaluate(step: Step, batches: Batches, interrupted: Callable[[], bool] = lam
 
 
 def unusable_tail(graph: Graph, tail: int | None) -> str | None:
-    """The batch norm that cannot use a last batch of ``tail`` samples, since it would have one value per channel; or None."""
+    """The batch norm that would see one value per channel in a last batch of ``tail`` samples; None if there is none."""
     for node in graph.nodes if tail == 1 else ():
         if isinstance(node.layer, BatchNorm) and math.prod(node.output.shape[1:-1]) == 1:
             return node.name
@@ -141,9 +139,10 @@ def _train(t: Training, progress: Progress, meter: Meter, interrupted: Callable[
     total = len(t.train)
     pending: list[tuple[int, Result]] = []  # results whose loss has not been read, since reading waits for the device
     meter.start()
-    title = f"Epoch: [{progress.epoch}]"
-    with t.screen.progress(title, total, progress.batch) as bar, closing(t.train.epoch(progress.epoch, progress.batch)) as xs:
-        for x, y in xs:
+    title, width = f"Epoch: [{progress.epoch}]", len(str(total))
+    batches = t.train.epoch(progress.epoch, progress.batch)
+    with t.screen.progress(title, total, progress.batch) as bar, closing(batches):
+        for x, y in batches:
             if progress.batch % t.accumulate == 0:
                 stop = interrupted() or (t.max_steps is not None and progress.steps >= t.max_steps)
                 if stop:
@@ -152,19 +151,17 @@ def _train(t: Training, progress: Progress, meter: Meter, interrupted: Callable[
             updates = done == total or done % t.accumulate == 0
             lr = t.rate(progress.updates)
             pending.append((len(y), t.step.run(x, y, lr=lr, update=True if updates else None)))
-            progress = replace(
-                progress, batch=done, steps=progress.steps + 1, updates=progress.updates + int(updates)
-            )
+            progress = replace(progress, batch=done, steps=progress.steps + 1, updates=progress.updates + int(updates))
             bar.advance()
+            meter.count(len(y))
             if done % t.print_freq == 0:
                 progress, loss = _read(pending, progress, lr)
                 speed = meter.lap()
-                bar.show(f"{title}[{done:>{len(str(total))}}/{total}]  loss {loss:.4f}  lr {lr:.4g}  {speed:,.0f} img/s")
+                bar.show(f"{title}[{done:>{width}}/{total}]  loss {loss:.4f}  lr {lr:.4g}  {speed:,.0f} images/s")
                 t.log.write(
                     kind="step", step=progress.steps, epoch=progress.epoch, batch=done, update=progress.updates,
                     loss=loss, lr=lr, images_per_second=speed,
                 )  # fmt: skip
-            meter.count(len(y))
         progress, _ = _read(pending, progress, t.rate(max(progress.updates - 1, 0)))
     meter.stop()
     return progress
@@ -178,7 +175,9 @@ def _read(pending: list[tuple[int, Result]], progress: Progress, lr: float) -> t
         loss = result.loss
         if not math.isfinite(loss):
             at = progress.steps - len(pending) + number
-            raise UserError(f"the loss became {loss} at step {at}: start again with --lr below {lr:g}, or with --warmup")
+            raise UserError(
+                f"the loss became {loss} at step {at}: begin again with --lr below {lr:g}, or with --warmup"
+            )
         total, samples = total + loss * count, samples + count
     pending.clear()
     mean = (total - before[1]) / max(samples - before[0], 1)
@@ -191,9 +190,8 @@ def _end_of_epoch(t: Training, progress: Progress, acc1: float, seconds: float) 
     best_acc1 = acc1 if best or progress.best_acc1 is None else progress.best_acc1
     loss = progress.loss_sum / max(progress.loss_samples, 1)
     lr = t.rate(max(progress.updates - 1, 0))
-    t.screen.line(
-        f"Epoch: [{progress.epoch}]  loss {loss:.4f}  Acc@1 {acc1:.2%} (best {best_acc1:.2%})  lr {lr:.4g}  {seconds:.1f} s"
-    )
+    accuracy = f"Acc@1 {acc1:.2%} (best {best_acc1:.2%})"
+    t.screen.line(f"Epoch: [{progress.epoch}]  loss {loss:.4f}  {accuracy}  lr {lr:.4g}  {seconds:.1f} s")
     t.log.write(
         kind="epoch", step=progress.steps, epoch=progress.epoch, train_loss=loss, acc1=acc1, best_acc1=best_acc1, lr=lr,
         seconds=seconds,
@@ -237,28 +235,3 @@ class Meter:
     def total(self) -> float | None:
         """Images per second of all that was counted; None without any."""
         return self._images / self._seconds if self._images else None
-
-
-class Interruption:
-    """Turns the first Ctrl-C or SIGTERM into a flag and the second into the end of the process, inside its ``with`` block.
-
-    Off the main thread, where Python delivers no signals, it does nothing.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            os._exit(130)
-        self.asked = True
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

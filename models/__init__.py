@@ -9,7 +9,7 @@ from typing import NamedTuple
 from minidnn.errors import UserError, nearest
 from minidnn.graph import Tensor
 from minidnn.layers import Graph
-from models import alexnet, cifar_quick, lenet, resnet, vgg
+from models import alexnet, cifar_quick, densenet, googlenet, lenet, resnet, vgg
 
 __all__ = ["available", "build"]
 
@@ -28,6 +28,8 @@ MODELS = {
     "cifar_quick": Model(cifar_quick.cifar_quick, 32, 2),
     "alexnet": Model(alexnet.alexnet, 224, 63),
     "alexnet_2012": Model(alexnet.alexnet_2012, 227, 67),
+    "googlenet": Model(googlenet.googlenet, 224, 15),
+    **{f"densenet{d}": Model(partial(densenet.densenet, blocks=b), 224, 29) for d, b in densenet.BLOCKS.items()},
     **{f"vgg{depth}": Model(partial(vgg.vgg, depth=depth, norm=False), 224, 32) for depth in vgg.STAGES},
     **{f"vgg{depth}_bn": Model(partial(vgg.vgg, depth=depth, norm=True), 224, 32) for depth in vgg.STAGES},
     **{f"resnet{d}": Model(partial(resnet.imagenet, blocks=b, unit=u), 224) for d, (u, b) in resnet.IMAGENET.items()},

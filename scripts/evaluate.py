@@ -8,7 +8,7 @@ from pathlib import Path
 
 from job import assemble, choose_device, load_data
 from minidnn.checkpoint import Checkpoint
-from minidnn.commandline import Parser, add_memory, add_model, run
+from minidnn.commandline import Parser, add_memory, add_model, complete, run
 from minidnn.metrics import provenance, write_json
 from minidnn.trainer import evaluate
 
@@ -26,9 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.epochs = args.lr = args.lr_sched = args.warmup = args.augment = None  # of training alone
     with Checkpoint(args.checkpoint) as checkpoint:
         metadata = checkpoint.metadata
-        device, line = choose_device(args.device)
+        device, line = choose_device(args.device, args.profile)
         print(line, flush=True)
-        job, splits = load_data(assemble(args, device=device, saved=metadata.args))
+        job, splits = load_data(assemble(complete(args, metadata.args), device=device))
         try:
             job.step.load_state_dict(checkpoint.weights())
             accuracy = evaluate(job.step, job.batches(splits)[1])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import minidnn
 import models
-from minidnn.commandline import complete
 from minidnn.data import Augment, Batches, Splits, load
 from minidnn.defaults import DEFAULTS, Facts, known_facts, name_of
 from minidnn.errors import UserError, nearest
@@ -65,13 +63,16 @@ class Job:
 
     def table(self) -> str:
         """The bytes of the step: under other plans, predicted and measured."""
-        rows = [
-            (name, (profile.peak_bytes, profile.reserved_bytes, profile.host_bytes))
-            for name, profile in (("naive", self.naive), ("keep", self.keep), ("predicted", self.step.profile))
-        ]
-        measured = self.step.measured
-        rows.append(("measured", (measured.peak_bytes, measured.reserved_bytes, measured.host_bytes)))
-        return byte_table(("peak", "reserved", "pinned host"), rows)
+        rows = (
+            ("naive", self.naive),
+            ("keep", self.keep),
+            ("predicted", self.step.profile),
+            ("measured", self.step.measured),
+        )
+        return byte_table(
+            ("peak", "reserved", "pinned host"),
+            [(name, (row.peak_bytes, row.reserved_bytes, row.host_bytes)) for name, row in rows],
+        )
 
     def figures(self) -> dict[str, Any]:
         """The same as plain data, and what the plan moves and repeats."""
@@ -95,20 +96,17 @@ def _bytes_and_time(profile: Any) -> dict[str, Any]:
     return {key: getattr(profile, key) for key in ("peak_bytes", "reserved_bytes", "host_bytes", "step_seconds")}
 
 
-def assemble(
-    args: Namespace, *, device: str | None, saved: Mapping[str, Any] | None = None, facts: Facts | None = None
-) -> Job:
+def assemble(args: Namespace, *, device: str | None, facts: Facts | None = None) -> Job:
     """Build the graph, choose the plan and compile; reads no data.
 
     Args:
+        args: completed; the learning rate, which may depend on the net, is filled in here.
         device: None plans only.
-        saved: options of a checkpoint, for those that are not given.
         facts: sizes of the data set; None: the known ones.
 
     Raises:
         UserError, DoesNotFit: before any data is read.
     """
-    args = complete(args, saved)
     facts = known_facts(args.data) if facts is None else facts
     graph = build_graph(args, facts)
     has_norm = any(isinstance(node.layer, BatchNorm) for node in graph.nodes)
@@ -132,8 +130,11 @@ def assemble(
         graph, choose_plan(args), device=device, memory=args.memory, host_memory=args.host_memory, recipe=recipe,
         allocator=args.allocator, **common,
     )  # fmt: skip
-    others = (minidnn.compile(graph, plan, device=None, recipe=step.recipe, **common) for plan in (naive(), keep()))
-    return Job(args, facts, graph, step, device, *(other.profile for other in others), dropped)
+
+    def profile_of(plan: Plan) -> MemoryProfile:
+        return minidnn.compile(graph, plan, device=None, recipe=step.recipe, **common).profile
+
+    return Job(args, facts, graph, step, device, profile_of(naive()), profile_of(keep()), dropped)
 
 
 def build_graph(args: Namespace, facts: Facts) -> Graph:
@@ -145,7 +146,9 @@ def build_graph(args: Namespace, facts: Facts) -> Graph:
         )
     classes = facts.classes if args.num_classes is None else args.num_classes
     if classes < facts.classes:
-        raise UserError(f"--num-classes {classes} is less than the {facts.classes} classes of {args.data}: leave it out")
+        raise UserError(
+            f"--num-classes {classes} is less than the {facts.classes} classes of {args.data}: leave it out"
+        )
     graph = models.build(
         args.arch, batch=args.batch_size, image_size=size or facts.height, in_channels=facts.channels, classes=classes,
         blocks=args.blocks,
@@ -174,14 +177,12 @@ def choose_plan(args: Namespace) -> Plan:
     return POLICIES[policy]()
 
 
-def choose_device(name: str) -> tuple[str, str]:
-    """What to compile for, and the line that says so."""
-    if name in ("auto", "emulated"):
-        line = "device: emulated, NumPy on this computer; times are those of its profile, not of a GPU"
-        if name == "auto":
-            line += " (there is no CUDA device in this version yet: --device emulated says so without this remark)"
-        return "emulated", line
-    return name, f"device: {name}"
+def choose_device(name: str, profile: str) -> tuple[str, str]:
+    """What to compile for, and the line that says so. ``auto`` is the emulated device: this version has no other."""
+    if name not in ("auto", "emulated"):
+        return name, f"device: {name}"
+    why = "; this version has no CUDA device" if name == "auto" else ""
+    return "emulated", f"device: emulated, NumPy on this computer{why}; predicted times are those of {profile}"
 
 
 def load_data(job: Job) -> tuple[Job, Splits]:

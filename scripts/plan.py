@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from job import assemble
-from minidnn.commandline import Parser, add_memory, add_model, run
+from minidnn.commandline import Parser, add_memory, add_model, complete, run
 from minidnn.metrics import provenance, write_json
 from minidnn.schedule.text import human_bytes
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     group.add_argument("--save-plan", metavar="FILE", help="write the plan for --plan")
     args = parser.parse_args(argv)
     args.epochs = args.lr = args.lr_sched = args.warmup = args.augment = None  # of training alone
-    job = assemble(args, device=None)
+    job = assemble(complete(args), device=None)
     profile = job.step.profile
     print(job.table())
     print(f"predicted time of a step on {args.profile}: {profile.step_seconds * 1e3:.3f} ms")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 
 from job import Job, assemble, choose_device, load_data
 from minidnn.checkpoint import Checkpoint, Progress
-from minidnn.commandline import Parser, add_memory, add_model, add_training, run
+from minidnn.commandline import Parser, add_memory, add_model, add_training, complete, run
 from minidnn.data import Batches
 from minidnn.lr_schedule import LearningRate, parse_shape
 from minidnn.screen import Screen
@@ -30,20 +30,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if path is not None:
         with Checkpoint(path) as checkpoint:  # a damaged file is refused here, before anything else is done
             saved = checkpoint.metadata if args.resume is not None else None
-    device, line = choose_device(args.device)
+    device, line = choose_device(args.device, args.profile)
     screen.line(line)
-    job = assemble(args, device=None if args.dry_run else device, saved=None if saved is None else saved.args)
+    args = complete(args, None if saved is None else saved.args)
     if saved is not None:
-        check_unchanged(job.args, saved)
+        check_unchanged(args, saved)
+    job = assemble(args, device=None if args.dry_run else device)
     if args.dry_run:
         screen.line(f"{describe(job)}\n{job.table()}")
         return 0
-    folder = choose_folder(args.output, None if saved is None else path, job.args.data, job.args.arch)
+    folder = choose_folder(args.output, None if saved is None else path, args.data, args.arch)
     with ExitStack() as stack:
         stack.callback(lambda: job.step.close())
         job, splits = load_data(job)
         train, test = job.batches(splits)
-        screen.line(describe(job))
+        screen.line(describe(job, len(splits.test)))
         progress = Progress() if saved is None else saved.progress
         if path is not None:
             with Checkpoint(path) as checkpoint:
@@ -59,18 +60,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return train_and_report(job, train, test, rate, progress, RunFolder(folder, job), screen)
 
 
-def describe(job: Job) -> str:
+def describe(job: Job, test: int | None = None) -> str:
     """What is trained on what and how, in two lines: nothing is scaled behind the user's back."""
     a, f = job.args, job.facts
     left_out = f.train % a.batch_size if job.drop_last else 0
     steps = f.train // a.batch_size if job.drop_last else -(-f.train // a.batch_size)
     tail = f", the last of {job.step.tail}" if job.step.tail else f", {left_out} samples left out" if left_out else ""
     size = a.image_size or f.height
+    images = f"{f.train:,} training images" if test is None else f"{f.train:,} training and {test:,} test images"
     lines = [
-        f"{a.arch}: {job.graph.parameter_count:,} parameters, {a.precision}; {a.data}: {f.train:,} training images, "
+        f"{a.arch}: {job.graph.parameter_count:,} parameters, {a.precision}; {a.data}: {images}, "
         f"{size}x{size if a.image_size else f.width}x{f.channels}, {f.classes} classes",
         f"batch {a.batch_size} (global), {steps} steps an epoch{tail}, {a.epochs} epochs; {a.opt}, lr {a.lr:g} "
-        f"{a.lr_sched}" + (f", an update every {a.accum} batches" if a.accum > 1 else "") + f"; plan {job.step.plan.policy}",
+        f"{a.lr_sched}"
+        + (f", an update every {a.accum} batches" if a.accum > 1 else "")
+        + f"; plan {job.step.plan.policy}",
     ]
     if job.dropped is not None:
         lines.append(

@@ -25,6 +25,9 @@ from minidnn.spec import TensorSpec
 GUARD_BYTES = 4096
 """Canary behind the slab: a write past the planned extent is seen by ``touched_bytes``."""
 
+SCAN_BYTES = 1 << 20
+"""The poison scan looks at so many bytes at a time."""
+
 
 class EmulatedEvent:
     """Completion of a submitted work: ``end`` is its time on the virtual clock once ``done``."""
@@ -138,8 +141,13 @@ class EmulatedDevice:
 
     def touched_bytes(self) -> int:
         """Highest byte of the slab, guard included, that no longer holds poison."""
-        touched = np.flatnonzero(self._slabs[DEVICE] != 0xFF)
-        return int(touched[-1]) + 1 if touched.size else 0
+        slab = self._slabs[DEVICE]
+        for end in range(slab.size, 0, -SCAN_BYTES):  # from behind: one comparison of the whole slab would take as much again
+            begin = max(end - SCAN_BYTES, 0)
+            touched = np.flatnonzero(slab[begin:end] != 0xFF)
+            if touched.size:
+                return begin + int(touched[-1]) + 1
+        return 0
 
     def outside_bytes(self) -> int:
         """Nothing of an emulated device lies outside its slab."""

@@ -111,7 +111,7 @@ def lrn_forward(y: Array, scale: Array, x: Array, *, size: int, alpha: float, be
         _neighbour_sum(total, squares, size, channels)
         np.multiply(total, alpha / size, out=total)
         np.add(total, k, out=total)
-        power = total.copy()  # pow runs in place, where its bits do not depend on the neighbours in memory
+        power = total.copy()
         _raise(power, -beta)
         np.multiply(source, power, out=target)
 

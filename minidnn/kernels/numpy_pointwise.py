@@ -1,8 +1,6 @@
 """NumPy kernels: element-wise functions, dropout, and joining along the channels.
 
-Two traps of NumPy are avoided on purpose. Masked copies cost ten times an arithmetic pass, so elements are selected by
-multiplying their bits with 0 or 1. And a vectorised transcendental falls back to a scalar one, with other last bits,
-when operands touch in memory, so those run in place on the output, where operands always coincide.
+Masked copies cost NumPy ten times an arithmetic pass, so elements are selected by multiplying their bits with 0 or 1.
 """
 
 from __future__ import annotations
@@ -18,11 +16,7 @@ COUNTERS_PER_CHUNK = 2048
 
 
 def relu_forward(y: Array, x: Array) -> None:
-    ys, xs = flat(y), flat(x)
-    for span in spans(ys.size, chunk_elements(y)):
-        target = ys[span]
-        np.add(xs[span], 0.0, out=target)  # -0.0 becomes 0.0: which zero max(-0.0, 0.0) returns is not defined
-        np.maximum(target, 0.0, out=target)
+    np.maximum(x, 0.0, out=y)
 
 
 def relu_backward(dx: Array, dy: Array, y: Array) -> None:

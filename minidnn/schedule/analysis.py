@@ -148,7 +148,7 @@ class Analysis:
         for name, decision in plan.decisions.items():
             if last[name] != name and decision is not plan.decision(last[name]):
                 raise PlanError(
-                    f"the plan decides {decision.value!r} for {name!r}, but that layer is overwritten in place by {last[name]!r}; "
+                    f"the plan decides {decision.value!r} for {name!r}, but {last[name]!r} overwrites that layer in place; "
                     f"decide about {last[name]!r} instead"
                 )
         return {name: plan.decision(end) for name, end in last.items() if plan.decision(end) is not Decision.KEEP}

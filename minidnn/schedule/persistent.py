@@ -9,6 +9,7 @@ from minidnn.optim import Optimizer
 from minidnn.precision import Precision
 from minidnn.scalars import COUNTER_COUNT, SCALAR_COUNT
 from minidnn.schedule.instruction import HOST, Buffer, Value
+from minidnn.schedule.plan import Plan
 from minidnn.spec import TensorSpec, round_up
 
 CONSTANT_BYTES = 512  # scalars in the first half, counters in the second
@@ -45,13 +46,34 @@ def slices(node: Node, block: Value) -> dict[str, Value]:
     return cut
 
 
+class Group:
+    """Parameters of consecutive layers in one pinned host buffer: all weights first, then their optimizer state.
+
+    They are streamed together, since small copies waste the link. The whole group is one content.
+    """
+
+    def __init__(self, name: str, nodes: list[Node], parts: list[tuple[str, Node, TensorSpec]], content: int) -> None:
+        places, offset, self.weight_bytes = [], 0, 0
+        for slot, node, spec in parts:  # weights come first
+            places.append((slot, node, offset, spec))
+            offset = round_up(offset + spec.nbytes, BLOCK_ALIGNMENT)
+            if slot == "parameters":
+                self.weight_bytes = offset
+        self.buffer = Buffer(name, offset, Role.PARAMETER, layer=nodes[0].name, space=HOST, persistent=True)
+        self.content = content
+        self.blocks = {
+            (slot, node.name): Value(f"{slot}.{node.name}", self.buffer, at, spec, content)
+            for slot, node, at, spec in places
+        }
+
+
 class Persistent:
     """Layout of parameters, optimizer state, running statistics, scalars, staging and pinned slots.
 
     Attributes:
         parameters: value of every parameter and running statistic, by full name.
-        weights: the 1-D block of every layer with trainable parameters, by layer name; ``slots``: the same for every optimizer slot
-            (``master`` among them, where weights are 16 bits wide); ``gradients``: the same, where gradients accumulate.
+        weights: the 1-D block of every layer with trainable parameters, by layer name; ``slots``: the same for every
+            optimizer slot (``master`` among them, where weights are 16 bits wide); ``gradients``: the same, where gradients accumulate.
         staging, slot: one batch on the device, and the first of two pinned host copies of it (``other_slot``).
     """
 
@@ -62,6 +84,7 @@ class Persistent:
         optimizer: Optimizer,
         *,
         accumulate: bool,
+        plan: Plan,
     ) -> None:
         self.contents = count()
         self.precision = precision
@@ -72,12 +95,19 @@ class Persistent:
         self.parameters: dict[str, Value] = {}
         self.buffers: list[Buffer] = []
         self.host_buffers: list[Buffer] = []
+        self.groups: list[Group] = []
+        streamed = plan.streamed_layers(node.name for node in graph.nodes)
+        self._add_groups([n for n in graph.nodes if n.name in streamed and _trainable_size(n)], plan.group_bytes)
         by_dtype: dict[str, list[Node]] = {}
         for node in graph.nodes:
             if any(p.trainable for p in node.parameters):
                 by_dtype.setdefault(self._dtype(node.parameters[0]), []).append(node)
         for dtype, nodes in by_dtype.items():
-            self._add_flats(dtype, nodes, accumulate)
+            resident = [node for node in nodes if node.name not in self.weights]
+            if resident:
+                self._add_flats(dtype, resident, self._flats(dtype))
+            if accumulate:
+                self._add_flats(dtype, nodes, [("gradients", dtype, Role.PARAM_GRAD)])
         self._add_state(graph)
         scalars = Buffer("scalars", CONSTANT_BYTES, Role.OPTIMIZER, persistent=True)
         self.constants = self._value("constants", scalars, 0, TensorSpec((CONSTANT_BYTES,), "uint8"))
@@ -94,27 +124,56 @@ class Persistent:
     def _value(self, name: str, buffer: Buffer, offset: int, spec: TensorSpec) -> Value:
         return Value(name, buffer, offset, spec, next(self.contents))
 
-    def _add_flats(self, dtype: str, nodes: list[Node], accumulate: bool) -> None:
+    def _flats(self, dtype: str) -> list[tuple[str, str, Role]]:
+        """What is kept for parameters of a dtype: name, dtype and role of each flat."""
         statistics = self.precision.statistics
         narrow = self.precision.master and dtype != statistics
-        wanted: list[tuple[str, str, Role]] = [("parameters", dtype, Role.PARAMETER)]
-        if narrow:
-            wanted.append(("master", statistics, Role.OPTIMIZER))
-        wanted += [(slot, statistics, Role.OPTIMIZER) for slot in self.optimizer.slots]
-        if accumulate:
-            wanted.append(("gradients", dtype, Role.PARAM_GRAD))
+        master = [("master", statistics, Role.OPTIMIZER)] if narrow else []
+        state = [(slot, statistics, Role.OPTIMIZER) for slot in self.optimizer.slots]
+        return [("parameters", dtype, Role.PARAMETER), *master, *state]
+
+    def _add_flats(self, dtype: str, nodes: list[Node], wanted: list[tuple[str, str, Role]]) -> None:
         for name, kind, role in wanted:
             flat = Flat(f"{name}.{dtype}", kind, role, nodes, self.contents)
             self.buffers.append(flat.buffer)
-            if name == "parameters":
-                self.weights.update(flat.blocks)
-                for node in nodes:
-                    cut = slices(node, flat.blocks[node.name])
-                    self.parameters.update((f"{node.name}.{key}", value) for key, value in cut.items())
-            elif name == "gradients":
-                self.gradients.update(flat.blocks)
-            else:
-                self.slots.setdefault(name, {}).update(flat.blocks)
+            for node in nodes:
+                self._set_block(name, node, flat.blocks[node.name])
+
+    def _add_groups(self, nodes: list[Node], group_bytes: int) -> None:
+        """Cut the streamed layers, in graph order, into groups of at least ``group_bytes`` of weights."""
+        group: list[Node] = []
+        nbytes = 0
+        for node in nodes:
+            group.append(node)
+            nbytes += TensorSpec((_trainable_size(node),), self._dtype(node.parameters[0])).nbytes
+            if nbytes >= group_bytes or node is nodes[-1]:
+                self._add_group(group)
+                group, nbytes = [], 0
+
+    def _add_group(self, nodes: list[Node]) -> None:
+        flats = {node: self._flats(self._dtype(node.parameters[0])) for node in nodes}
+        sized = [(flat[0], n, TensorSpec((_trainable_size(n),), flat[1])) for n in nodes for flat in flats[n]]
+        sized.sort(key=lambda part: part[0] != "parameters")  # stable: weights first
+        name = f"group {len(self.groups)}"
+        group = Group(name, nodes, sized, next(self.contents))
+        self.groups.append(group)
+        self.host_buffers.append(group.buffer)
+        for slot, node, _ in sized:
+            self._set_block(slot, node, group.blocks[slot, node.name])
+
+    def _set_block(self, slot: str, node: Node, block: Value) -> None:
+        if slot == "parameters":
+            self.weights[node.name] = block
+            self.parameters.update((f"{node.name}.{key}", value) for key, value in slices(node, block).items())
+        elif slot == "gradients":
+            self.gradients[node.name] = block
+        else:
+            self.slots.setdefault(slot, {})[node.name] = block
+
+    @property
+    def state_buffers(self) -> list[Buffer]:
+        """Every persistent buffer that holds state of the training: all but the pinned slots of batches and results."""
+        return [*self.buffers, *(group.buffer for group in self.groups)]
 
     def _add_state(self, graph: Graph) -> None:
         offset, placed = 0, []

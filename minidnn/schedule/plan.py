@@ -48,6 +48,9 @@ class Plan:
     reused, so computation need not wait for the copy. ``distance``: rows of the compute stream by which it comes back
     before it is read. ``lags`` and ``distances`` override them for single layers. ``memory_centric``: a recomputed value is
     dropped after the layer that asked for it, and remade for the next; False (speed-centric): it stays to its last use.
+
+    ``streamed``: layers whose parameters and optimizer state live in pinned host memory and visit the device for their
+    rows; ``("*",)`` is all of them. Consecutive ones travel in groups of at least ``group_bytes`` of weights.
     """
 
     decisions: Mapping[str, Decision] = field(default_factory=dict)
@@ -58,6 +61,8 @@ class Plan:
     lags: Mapping[str, int] = field(default_factory=dict)
     distances: Mapping[str, int] = field(default_factory=dict)
     memory_centric: bool = False
+    streamed: tuple[str, ...] = ()
+    group_bytes: int = 8 << 20
 
     def decision(self, layer: str) -> Decision:
         """The decision for a layer's stored outputs."""
@@ -66,11 +71,16 @@ class Plan:
     def check_names(self, layers: Iterable[str]) -> None:
         """Refuse a decision, lag or distance for a layer that does not exist, with the nearest names."""
         known = set(layers)
-        for name in (*self.decisions, *self.lags, *self.distances):
+        streamed = () if self.streamed == ("*",) else self.streamed
+        for name in (*self.decisions, *self.lags, *self.distances, *streamed):
             if name not in known:
                 raise PlanError(
                     f"the plan decides about {name!r}, which is no layer of this graph; {nearest(name, known)}"
                 )
+
+    def streamed_layers(self, layers: Iterable[str]) -> set[str]:
+        """The layers whose parameters are streamed, among ``layers``."""
+        return set(layers) if self.streamed == ("*",) else set(self.streamed)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a plan file."""
@@ -83,6 +93,8 @@ class Plan:
             "decisions": {name: decision.value for name, decision in self.decisions.items()},
             "lags": dict(self.lags),
             "distances": dict(self.distances),
+            "streamed": list(self.streamed),
+            "group_bytes": self.group_bytes,
         }
 
     @staticmethod
@@ -103,15 +115,22 @@ class Plan:
             if value not in set(Decision):
                 raise PlanError(f"the plan decides {value!r} for {layer!r}; known: keep, offload, recompute")
             decisions[layer] = Decision(value)
-        numbers = {"lag": data.get("lag", 1), "distance": data.get("distance", 4)}
+        numbers = {
+            "lag": data.get("lag", 1),
+            "distance": data.get("distance", 4),
+            "group_bytes": data.get("group_bytes", 8 << 20),
+        }
         tables = {name: dict(data.get(name, {})) for name in ("lags", "distances")}
         for name, value in (*numbers.items(), *tables["lags"].items(), *tables["distances"].items()):
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise PlanError(f"lags and distances count rows, 0 or more; the plan has {value!r} for {name!r}")
+                raise PlanError(
+                    f"lags and distances count rows, group_bytes bytes, 0 or more; the plan has {value!r} for {name!r}"
+                )
         memory_centric = data.get("memory_centric", False)
         if not isinstance(memory_centric, bool):
             raise PlanError(f"memory_centric must be true or false, not {memory_centric!r}")
         policy = str(data.get("policy", "file"))
+        streamed = tuple(map(str, data.get("streamed", ())))
         return Plan(
             decisions,
             Reuse(**reuse),
@@ -121,10 +140,23 @@ class Plan:
             tables["lags"],
             tables["distances"],
             memory_centric,
+            streamed,
+            numbers["group_bytes"],
         )
 
 
-_FIELDS = {"policy", "reuse", "lag", "distance", "memory_centric", "decisions", "lags", "distances"}
+_FIELDS = {
+    "policy",
+    "reuse",
+    "lag",
+    "distance",
+    "memory_centric",
+    "decisions",
+    "lags",
+    "distances",
+    "streamed",
+    "group_bytes",
+}
 
 
 def keep() -> Plan:

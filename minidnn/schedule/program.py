@@ -22,6 +22,7 @@ from minidnn.schedule.placement import place
 from minidnn.schedule.plan import Plan
 from minidnn.schedule.recipe import Recipe
 from minidnn.schedule.simulate import MemoryProfile, simulate
+from minidnn.schedule.stream import stream_parameters
 from minidnn.schedule.synchronise import synchronise
 from minidnn.schedule.text import dump
 
@@ -120,7 +121,7 @@ def build(
     fixed = [*persistent.buffers, *persistent.host_buffers]
     schedules = {}
     for name, (rows, batch) in lowered.items():
-        rows = insert_lifetimes(rows)
+        rows = insert_lifetimes(stream_parameters(rows, persistent))
         device = place(rows, base=base, space=DEVICE)
         host = place(rows, base=host_base, space=HOST)
         offsets = {**persistent_offsets, **device.offsets, **host.offsets}

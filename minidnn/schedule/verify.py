@@ -199,7 +199,9 @@ def _meaning(rows: Sequence[Instruction]) -> Iterator[str]:
             wrong = contents[value.buffer].read(value.offset, end, value.content) if end > value.offset else None
             if wrong is not None:
                 found, writer = wrong
-                cause = f"{name_of(rows, writer)} put something else there" if writer >= 0 else "no earlier row wrote it"
+                cause = (
+                    f"{name_of(rows, writer)} put something else there" if writer >= 0 else "no earlier row wrote it"
+                )
                 if found != _UNDEFINED and writer < 0:
                     cause = f"these bytes of {value.buffer.name} were read as something else before"
                 yield f"{name_of(rows, index)} reads {value.name}, but {cause}"

@@ -1,4 +1,4 @@
-"""Every kernel once more, from its definition: float64, element by element or window by window, sharing no code with a backend."""
+"""Every kernel once more, from its definition: float64, window by window, sharing no code with a backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def padded(x: Array, padding: tuple[int, int], value: float = 0.0, extra: int = 
     return np.pad(x, ((0, 0), (rows, rows + extra), (cols, cols + extra), (0, 0)), constant_values=value)
 
 
-def conv_terms(x_shape: Any, y_shape: Any, weight_shape: Any, stride: Any, padding: Any, dilation: Any) -> Iterator[Any]:
+def conv_terms(
+    x_shape: Any, y_shape: Any, weight_shape: Any, stride: Any, padding: Any, dilation: Any
+) -> Iterator[Any]:
     """Yield (p, q, r, s, h, w) for every pair of an output position and a tap that reads inside x."""
     for p, q, r, s in itertools.product(*map(range, (y_shape[1], y_shape[2], weight_shape[1], weight_shape[2]))):
         h, w = p * stride[0] - padding[0] + r * dilation[0], q * stride[1] - padding[1] + s * dilation[1]
@@ -26,7 +28,9 @@ def conv_terms(x_shape: Any, y_shape: Any, weight_shape: Any, stride: Any, paddi
             yield p, q, r, s, h, w
 
 
-def conv2d(x: Array, weight: Array, dy: Array, bias: Array, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
+def conv2d(
+    x: Array, weight: Array, dy: Array, bias: Array, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Any:
     """Return y (with bias), dx and d_weight."""
     y, dx, d_weight = np.zeros(dy.shape) + bias, np.zeros(x.shape), np.zeros(weight.shape)
     inputs, outputs = x.shape[3] // groups, len(weight) // groups

@@ -141,7 +141,9 @@ def test_bits_of_a_convolution_do_not_depend_on_addresses(backend: Any, directio
         arrays = convolution.arrays(np.float32)
         expected = run(backend, convolution, direction, arrays)
         for shift in (1, 3, 6):
-            moved = tuple(np.concatenate([np.zeros(shift, a.dtype), a.reshape(-1)])[shift:].reshape(a.shape) for a in arrays)
+            moved = tuple(
+                np.concatenate([np.zeros(shift, a.dtype), a.reshape(-1)])[shift:].reshape(a.shape) for a in arrays
+            )
             device = backend._replace(to_device=lambda a: a)
             same_bits(run(device, convolution, direction, moved), expected)
 

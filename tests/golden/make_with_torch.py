@@ -41,7 +41,7 @@ def measure(case: rule.Case, seed: int) -> tuple[float, dict[str, Any]]:
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     statistics = {name: s for name, s in model.named_buffers()}
     return margin.smallest, {
-        "loss": float(loss),
+        "loss": loss.item(),
         "outputs": fingerprints(outputs),
         "gradients": fingerprints(gradients),
         "statistics": fingerprints(statistics),
@@ -63,7 +63,7 @@ def write(case: rule.Case, first_seed: int, folder: Path) -> None:
         "seed": seed,
         "margin": margin,
     }
-    lines = json.dumps({**header, **result}, indent=1).replace("\n   ", " ").replace("\n  ]", "]")
+    lines = json.dumps({**header, **result}, indent=1).replace("[\n   ", "[").replace(",\n   ", ", ").replace("\n  ]", "]")
     (folder / f"{case.model}.json").write_text(lines + "\n")
     print(f"{case.model}: seed {seed}, loss {result['loss']:.6f}, margin {margin:.1e}")
 

@@ -47,7 +47,13 @@ def row(
 ) -> Instruction:
     """A row of any op."""
     return Instruction(
-        op, target, writes=tuple(writes), reads=tuple(reads), stream=stream, workspace=workspace, accumulates=accumulates
+        op,
+        target,
+        writes=tuple(writes),
+        reads=tuple(reads),
+        stream=stream,
+        workspace=workspace,
+        accumulates=accumulates,
     )
 
 
@@ -102,7 +108,9 @@ def training_step(layers: list[Layer], batch: int = 64 * KIB, lag: int = 2) -> l
     x = new("x", batch, Role.INPUT)
     rows.append(row("batch", [x], [staging], op=Op.INPUT, stream=H2D))
     outputs: dict[int, Value] = {-1: x}
-    weights = {i: new(f"w{i}", layer.weight, Role.PARAMETER, keeps=True) for i, layer in enumerate(layers) if layer.weight}
+    weights = {
+        i: new(f"w{i}", layer.weight, Role.PARAMETER, keeps=True) for i, layer in enumerate(layers) if layer.weight
+    }
     aux: dict[int, Value] = {}
     on_host: dict[int, Value] = {}
     leaving: list[tuple[int, int]] = []

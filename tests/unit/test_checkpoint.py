@@ -23,7 +23,9 @@ TENSORS = {
     "optimizer.momentum.conv1.weight": np.full((2, 3, 2, 2), 0.5, np.float32),
     "optimizer.step": np.array(7, np.int64),
 }
-METADATA = Metadata(Progress(epoch=2, batch=3, steps=7, best_acc1=0.5), seed=4, args={"arch": "lenet"}, recipe_hash="ab")
+METADATA = Metadata(
+    Progress(epoch=2, batch=3, steps=7, best_acc1=0.5), seed=4, args={"arch": "lenet"}, recipe_hash="ab"
+)
 
 
 def test_a_checkpoint_gives_back_bits_and_progress(tmp_path: Path) -> None:
@@ -86,7 +88,9 @@ checkpoint.save(Path(sys.argv[1]), {"w": np.ones(1000, np.float32)}, checkpoint.
 
 def python(code: str, path: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, str(path)]
-    return subprocess.run(command, cwd=Path(__file__).parents[2], timeout=60, check=False, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=Path(__file__).parents[2], timeout=60, check=False, capture_output=True, text=True
+    )
 
 
 @pytest.mark.skipif(os.name != "posix", reason="no limit of the size of files here")

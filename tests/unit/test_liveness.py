@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from minidnn.schedule.instruction import D2H, HOST, RESULT, Buffer, Instruction, Op
 from minidnn.schedule.liveness import insert_lifetimes, lifetimes
 from tests.unit.rows import random_rows, row, value
@@ -74,7 +75,9 @@ def test_alloc_and_free_enclose_exactly_the_uses_of_a_buffer(seed: int, length: 
     rows = random_rows(seed, length)
     timed = insert_lifetimes(rows)
     assert [r for r in timed if r.op not in (Op.ALLOC, Op.FREE)] == rows
-    uses: dict[Buffer, list[int]] = {}  # index in ``rows`` of every use; ALLOC counts for the next row, FREE for the last
+    uses: dict[
+        Buffer, list[int]
+    ] = {}  # index in ``rows`` of every use; ALLOC counts for the next row, FREE for the last
     spans: dict[Buffer, list[tuple[Op, str, int]]] = {}
     done = 0
     for r in timed:

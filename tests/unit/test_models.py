@@ -25,6 +25,8 @@ TORCHVISION = {
     "resnet50": (25_557_032, 4.089),
     "resnet101": (44_549_160, 7.801),
     "resnet152": (60_192_808, 11.514),
+    "googlenet": (6_624_904, 1.498),
+    "densenet121": (7_978_856, 2.834),
 }
 # classes, channels, parameters
 OTHERS = {
@@ -87,7 +89,7 @@ def test_every_net_takes_any_classes_and_grey_images_down_to_its_minimum(name):
         models.build(name, batch=3, image_size=smallest - 1)
 
 
-@pytest.mark.parametrize("name", ["lenet", "cifar_quick", "alexnet", "alexnet_2012", "vgg11"])
+@pytest.mark.parametrize("name", ["lenet", "cifar_quick", "alexnet", "alexnet_2012", "vgg11", "googlenet", "densenet121"])
 def test_the_stated_minimum_is_the_true_one(name, monkeypatch):
     model = models.MODELS[name]
     monkeypatch.setitem(models.MODELS, name, model._replace(smallest=1))
@@ -126,6 +128,56 @@ def test_names_are_torchvision_s():
     assert owners("vgg11_bn") == vgg11_bn + linear
     convolutions = [f"features.{i}" for i in (0, 3, 6, 8, 10)]
     assert owners("alexnet") == [*convolutions, "classifier.1", "classifier.4", "classifier.6"]
+
+
+def test_branching_nets_have_torchvision_s_names_in_its_order():
+    norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+    def basic(name):
+        return [f"{name}.conv.weight", *(f"{name}.bn.{key}" for key in norm)]
+
+    keys = [p.name for p in models.build("googlenet", batch=1).parameters]
+    assert len(keys) == 344  # len(torchvision.models.googlenet(aux_logits=False).state_dict())
+    branches = ("branch1", "branch2.0", "branch2.1", "branch3.0", "branch3.1", "branch4.1")
+    first = [key for name in ("conv1", "conv2", "conv3") for key in basic(name)]
+    assert keys[: len(first)] == first and keys[-2:] == ["fc.weight", "fc.bias"]
+    for number in ("3a", "4e", "5b"):
+        wanted = [key for branch in branches for key in basic(f"inception{number}.{branch}")]
+        assert [key for key in keys if key.startswith(f"inception{number}.")] == wanted
+    keys = [p.name for p in models.build("densenet121", batch=1).parameters]
+    assert len(keys) == 727  # len(torchvision.models.densenet121().state_dict())
+    assert keys[:6] == ["features.conv0.weight", *(f"features.norm0.{key}" for key in norm)]
+    layer = "features.denseblock4.denselayer16"
+    assert [key for key in keys if key.startswith(f"{layer}.")] == [
+        *(f"{layer}.norm1.{key}" for key in norm), f"{layer}.conv1.weight",
+        *(f"{layer}.norm2.{key}" for key in norm), f"{layer}.conv2.weight",
+    ]  # fmt: skip
+    assert [key for key in keys if key.startswith("features.transition3.")] == [
+        *(f"features.transition3.norm.{key}" for key in norm), "features.transition3.conv.weight",
+    ]  # fmt: skip
+    assert keys[-7:] == [*(f"features.norm5.{key}" for key in norm), "classifier.weight", "classifier.bias"]
+
+
+def test_inception_and_dense_blocks_have_the_published_widths():
+    nodes = {node.name: node for node in models.build("googlenet", batch=1).nodes}
+    maps = {"3a": (28, 256), "3b": (28, 480), "4a": (14, 512), "4d": (14, 528), "4e": (14, 832), "5b": (7, 1024)}
+    for number, (extent, channels) in maps.items():  # the paper's table 1
+        assert nodes[f"inception{number}.concat"].output.shape == (1, extent, extent, channels)
+    assert nodes["inception3a.branch3.1.conv"].layer.kernel == (3, 3)  # as torchvision, where the paper says 5x5
+    assert {n.layer.eps for n in nodes.values() if n.layer.kind == "batch_norm"} == {1e-3}
+    assert nodes["dropout"].layer.p == 0.2
+    nodes = {node.name: node for node in models.build("densenet121", batch=1).nodes}
+    for block, (extent, channels) in enumerate([(56, 256), (28, 512), (14, 1024), (7, 1024)], 1):
+        last = max((n for n in nodes if n.startswith(f"features.denseblock{block}.")), key=lambda n: nodes[n].index)
+        assert nodes[last].output.shape == (1, extent, extent, channels)
+    assert {n.layer.eps for n in nodes.values() if n.layer.kind == "batch_norm"} == {1e-5}
+
+
+@pytest.mark.parametrize(("name", "size"), [("googlenet", 32), ("googlenet", 64), ("densenet121", 32)])
+def test_branching_nets_take_small_images(name, size):
+    g = models.build(name, batch=2, image_size=size, classes=10)
+    g.check()
+    assert g.logits.shape == (2, 10)
 
 
 def test_a_resnet_of_2504_layers_builds_at_once_and_starts_as_the_identity():

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from minidnn.schedule.instruction import COMM, D2H, H2D, HOST, RESULT, STREAMS, Buffer, Instruction, Op, Wait
 from minidnn.schedule.liveness import insert_lifetimes
 from minidnn.schedule.placement import place
@@ -43,7 +44,9 @@ def touched(r: Instruction, offsets: Mapping[Buffer, int]) -> list[tuple[object,
 class Oracle:
     """Quadratic: every conflict of two runs, and happens-before as a transitive closure in bit masks."""
 
-    def __init__(self, before: Sequence[Instruction], rows: Sequence[Instruction], offsets: Mapping[Buffer, int]) -> None:
+    def __init__(
+        self, before: Sequence[Instruction], rows: Sequence[Instruction], offsets: Mapping[Buffer, int]
+    ) -> None:
         self.before, self.rows = list(before), list(rows)
         both = self.before + self.rows
         uses = [touched(r, offsets) for r in both]
@@ -52,9 +55,7 @@ class Oracle:
             for j in range(len(self.before), len(both))
             for i in range(j)
             if both[i].stream != both[j].stream
-            and any(
-                s == t and a < d and c < b and (v or w) for s, a, b, v in uses[i] for t, c, d, w in uses[j]
-            )
+            and any(s == t and a < d and c < b and (v or w) for s, a, b, v in uses[i] for t, c, d, w in uses[j])
         ]
 
     def unordered(self, dropped: tuple[int, Wait] | None = None) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from minidnn.schedule.instruction import D2H, H2D, HOST, Instruction, Op, Wait
 from minidnn.schedule.synchronise import synchronise
 from minidnn.schedule.verify import ScheduleError, check, verify
@@ -77,7 +78,10 @@ def replaced(index: int, **fields: object) -> Callable[[list[Instruction]], None
             replaced(2, waits=(Wait(4),)),
             "row 2 (OFFLOAD a on d2h) waits for row 4 (FORWARD layer2 on compute), which is not before it",
         ),
-        (replaced(2, waits=(Wait(1), Wait(99))), "row 2 (OFFLOAD a on d2h) waits for row 99 of this run, which does not exist"),
+        (
+            replaced(2, waits=(Wait(1), Wait(99))),
+            "row 2 (OFFLOAD a on d2h) waits for row 99 of this run, which does not exist",
+        ),
         (
             replaced(2, waits=(Wait(1), Wait(99, 1))),
             "row 2 (OFFLOAD a on d2h) waits for row 99 of the run 1 before, which does not exist",
@@ -110,8 +114,9 @@ def test_an_alias_shares_the_content_of_its_source() -> None:
 
 def test_a_workspace_leaves_nothing_to_read() -> None:
     rows = [alloc(A), row("conv", [A]), row("scratch", workspace=A), row("late", [], [A]), free(A)]
-    assert "row 3 (FORWARD late on compute) reads a, but row 2 (FORWARD scratch on compute) put something else there" in (
-        verify(rows, OFFSETS)
+    assert (
+        "row 3 (FORWARD late on compute) reads a, but row 2 (FORWARD scratch on compute) put something else there"
+        in (verify(rows, OFFSETS))
     )
 
 
@@ -224,5 +229,3 @@ def test_a_dropped_lifetime_row_is_named(seed: int, data: st.DataObject) -> None
     if lifetime_rows:
         index = data.draw(st.sampled_from(lifetime_rows))
         assert verify([*timed[:index], *timed[index + 1 :]], offsets)
-
-

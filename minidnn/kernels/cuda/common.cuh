@@ -17,6 +17,7 @@ typedef unsigned char Byte;
 
 constexpr int V = WIDTH;
 constexpr int THREADS = 256;
+#define LOWEST __int_as_float(0xff800000)  // minus infinity
 
 __device__ inline float to_float(float value) { return value; }
 __device__ inline void assign(float& target, float value) { target = value; }

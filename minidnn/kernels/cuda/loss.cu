@@ -25,7 +25,7 @@ extern "C" __global__ void softmax_forward_partial(double* partials, float* prob
     for (int n = blockIdx.x; n < samples; n += gridDim.x) {
         const T* z = logits + (Index)n * classes;
         float* p = probabilities + (Index)n * classes;
-        float top = -INFINITY, norm = 0, sum = 0;
+        float top = LOWEST, norm = 0, sum = 0;
         for (int k = threadIdx.x; k < classes; k += LOSS_THREADS) {
             float value = to_float(z[k]);
             top = value > top || value != value ? value : top;

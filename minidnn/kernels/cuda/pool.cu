@@ -31,7 +31,7 @@ template <bool WITH_INDEX> __device__ inline void max_pool(T* y, Byte* index, co
     float best[V];
     Byte where[V];
 #pragma unroll
-    for (int i = 0; i < V; i++) best[i] = -INFINITY, where[i] = 0;
+    for (int i = 0; i < V; i++) best[i] = LOWEST, where[i] = 0;
     for (int r = 0; r < s.kernel_h; r++) {
         int h = out.row * s.stride_h - s.pad_h + r;
         if (h < 0 || h >= s.h) continue;

@@ -1,0 +1,321 @@
+"""The CUDA device: one slab by one cudaMalloc, one pinned slab, four streams that do not wait for the null stream, events.
+
+CuPy and the cuDNN frontend are imported when a device is made, never before. In a step nothing is allocated and no array is
+made: every row was bound to addresses once, and dispatching it is a few driver calls.
+
+Bytes outside the slab, which ``outside_bytes`` counts: the context, cuDNN and its plans, compiled kernels, captured graphs,
+and 256 KiB of scratch for reductions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from minidnn.device.base import Array, Work
+from minidnn.errors import UserError
+from minidnn.kernels import cuda_kernels
+from minidnn.kernels.cuda_launch import SCRATCH_BYTES, Launcher, Library
+from minidnn.kernels.cudnn import Convolution, Cudnn
+from minidnn.schedule.instruction import COMPUTE, HOST, STREAMS
+from minidnn.schedule.recipe import Engine
+from minidnn.spec import TensorSpec
+
+INSTALL = "pip install 'minidnn-layup[cuda13]' (or [cuda12]), or use device='emulated'"
+
+
+class CudaEvent:
+    """Completion of a submitted work. Returns its CUDA event to the device's pool when nobody can wait for it any more.
+
+    ``epoch``: 0, or the number of the capture in which it was recorded; outside of that it stands for nothing.
+    """
+
+    __slots__ = ("_free", "epoch", "pointer")
+
+    def __init__(self, pointer: int, free: list[int], epoch: int) -> None:
+        self.pointer = pointer
+        self.epoch = epoch
+        self._free = free
+
+    def __del__(self) -> None:
+        self._free.append(self.pointer)
+
+
+class CudaDevice:
+    """See the module. Used by one thread, that which made it.
+
+    ``precision``: "fp32" keeps tensor cores out of convolutions and products. ``refuse``: "convolution" or "matmul", to compute
+    them by our own kernels as if cuDNN had refused. Raises UserError where there is no GPU or no CuPy.
+    """
+
+    def __init__(self, index: int = 0, *, precision: str = "fp32", deterministic: bool = True, refuse: Sequence[str] = ()) -> None:
+        self._cupy = cupy = _import_cupy()
+        self._runtime = runtime = cupy.cuda.runtime
+        self.name = f"cuda:{index}"
+        count = _device_count(runtime)
+        if not 0 <= index < count:
+            raise UserError(f"device cuda:{index} does not exist, this machine has {count} CUDA devices; {INSTALL}")
+        cupy.cuda.Device(index).use()
+        self._closed = False
+        self._slab_bytes = 0
+        self._slab: Any = None
+        self._pinned: Any = np.empty(0, np.uint8)
+        self._streams = {stream: cupy.cuda.Stream(non_blocking=True) for stream in STREAMS}
+        self._pointers = {stream: int(self._streams[stream].ptr) for stream in STREAMS}
+        self._all_events: list[int] = []
+        self._free_events: list[int] = []
+        self._epoch = self._captures = 0
+        self._elapsed = 0.0
+        self._mark = self._timed_event()
+        self._scratch = cupy.cuda.Memory(SCRATCH_BYTES)
+        refused = frozenset(refuse)
+        self.cudnn = None if refused >= {"convolution", "matmul"} else _cudnn(self._pointers[COMPUTE], precision, deterministic, refused)
+        launch = cupy.cuda.driver.launchKernel
+        self._launcher = Launcher(Library(cupy), launch, self._pointers[COMPUTE], int(self._scratch.ptr), self.cudnn)
+        self.kernels: Any = cuda_kernels.Immediate(self._launcher)
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+    def open(self, reserved_bytes: int, host_bytes: int) -> None:
+        """Allocate both slabs. Raises UserError with the figures where the GPU or the host has less."""
+        assert self._slab is None, "the device is open already"
+        failure = self._cupy.cuda.runtime.CUDARuntimeError
+        try:
+            self._slab = self._cupy.cuda.Memory(reserved_bytes)
+        except (failure, MemoryError):
+            free, total = self._runtime.memGetInfo()
+            raise UserError(
+                f"the slab of {reserved_bytes} bytes does not fit on {self.name}, which has {free} of {total} bytes free; "
+                "give a smaller --memory or --batch-size, or end what else runs there"
+            ) from None
+        try:
+            memory = self._cupy.cuda.PinnedMemory(host_bytes)
+        except (failure, MemoryError):
+            self._slab = None
+            raise UserError(f"{host_bytes} bytes of pinned host memory cannot be had; give a smaller --host-memory") from None
+        self._slab_bytes = reserved_bytes
+        if host_bytes:
+            self._pinned = np.frombuffer(self._cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, host_bytes)
+
+    def array(self, space: str, offset: int, spec: TensorSpec) -> Array:
+        """A view of a slab: cupy.ndarray on the device, numpy.ndarray in pinned memory."""
+        if space == HOST:
+            return self._pinned[offset : offset + spec.nbytes].view(_dtype(spec.dtype)).reshape(spec.shape)
+        assert offset + spec.nbytes <= self._slab_bytes, f"{spec} at {offset} lies outside the slab of {self._slab_bytes} bytes"
+        return self._cupy.ndarray(spec.shape, _dtype(spec.dtype), self._cupy.cuda.MemoryPointer(self._slab, offset))
+
+    def birth(self, array: Array, stream: str) -> Work | None:
+        """Nothing: fresh memory holds what was there."""
+        return None
+
+    def put(self, array: Array, values: Any) -> None:
+        """Write host values into the slab, and wait."""
+        host = np.ascontiguousarray(np.broadcast_to(np.asarray(values), array.shape), dtype=array.dtype)
+        self.copy(array, host, COMPUTE)()
+        self._runtime.streamSynchronize(self._pointers[COMPUTE])
+
+    def get(self, array: Array) -> Any:
+        """A host copy of an array of the slab."""
+        host = np.empty(array.shape, array.dtype)
+        self.copy(host, array, COMPUTE)()
+        self._runtime.streamSynchronize(self._pointers[COMPUTE])
+        return host
+
+    # -- binding ----------------------------------------------------------------------------------------------------
+    def kernel(self, name: str, operands: Sequence[Array], scratch: Array | None, attrs: Mapping[str, Any], stream: str) -> Work:
+        """Bind a kernel: compiled, planned, its arguments packed. Kernels run on ``compute``, whose scratch they share."""
+        assert stream == COMPUTE, f"kernel {name} on stream {stream}: kernels run on {COMPUTE}"
+        extra = {} if scratch is None else {"scratch": scratch}
+        work: Work = getattr(cuda_kernels, name)(self._launcher, *operands, **attrs, **extra)
+        return work
+
+    def copy(self, destination: Array, source: Array, stream: str) -> Work:
+        """Bind a copy between slabs, or to and from an ordinary array, which must outlive it."""
+        assert destination.nbytes == source.nbytes, f"copy of {source.nbytes} bytes into {destination.nbytes}"
+        runtime = self._runtime
+        kind = {
+            (True, True): runtime.memcpyHostToHost,
+            (False, True): runtime.memcpyHostToDevice,
+            (True, False): runtime.memcpyDeviceToHost,
+            (False, False): runtime.memcpyDeviceToDevice,
+        }[isinstance(destination, np.ndarray), isinstance(source, np.ndarray)]
+        return partial(
+            runtime.memcpyAsync, _address(destination), _address(source), source.nbytes, kind, self._pointers[stream]
+        )
+
+    def select_engine(self, problem: Convolution, workspace_limit: int | None) -> Engine:
+        """How a convolution direction is computed. Does not look at the memory there is."""
+        from minidnn.kernels.cudnn import OWN
+
+        return OWN if self.cudnn is None else self.cudnn.select(problem, workspace_limit)
+
+    # -- running ----------------------------------------------------------------------------------------------------
+    def submit(self, stream: str, work: Work | None, waits: Sequence[CudaEvent], seconds: float, record: bool) -> CudaEvent | None:
+        """Enqueue a work. Waits for events of another epoch are left out: a capture begins and ends with all streams empty."""
+        pointer = self._pointers[stream]
+        for event in waits:
+            if event.epoch == self._epoch:
+                self._runtime.streamWaitEvent(pointer, event.pointer, 0)
+        if work is not None:
+            work()
+        return self._record(pointer) if record else None
+
+    def _record(self, stream: int) -> CudaEvent:
+        """Record an event. None is created once every event of two runs exists."""
+        if not self._free_events:
+            pointer = int(self._runtime.eventCreateWithFlags(self._runtime.eventDisableTiming))
+            self._all_events.append(pointer)
+            self._free_events.append(pointer)
+        event = CudaEvent(self._free_events.pop(), self._free_events, self._epoch)
+        self._runtime.eventRecord(event.pointer, stream)
+        return event
+
+    def wait(self, event: CudaEvent) -> None:
+        """Block the host until the work of ``event`` has run."""
+        self._runtime.eventSynchronize(event.pointer)
+
+    def synchronize(self) -> None:
+        """Block the host until every stream is empty. Errors of kernels appear here at the latest."""
+        for pointer in self._pointers.values():
+            self._runtime.streamSynchronize(pointer)
+
+    # -- graphs -----------------------------------------------------------------------------------------------------
+    def capture(self, submit: Callable[[], object]) -> Any:
+        """Record everything that ``submit`` submits as one CUDA graph, for ``launch``. Nothing of it runs.
+
+        Run it once before: cuDNN and the driver load modules at the first run of a kernel, which a capture forbids. The
+        streams fork from ``compute`` and join it again, so a launch is one unit of work on ``compute``.
+        """
+        self.synchronize()
+        compute, others = self._pointers[COMPUTE], [p for s, p in self._pointers.items() if s != COMPUTE]
+        self._captures += 1
+        self._streams[COMPUTE].begin_capture()
+        self._epoch = self._captures
+        try:
+            fork = self._record(compute)
+            for pointer in others:
+                self._runtime.streamWaitEvent(pointer, fork.pointer, 0)
+            submit()
+            for pointer in others:
+                self._runtime.streamWaitEvent(compute, self._record(pointer).pointer, 0)
+        finally:
+            self._epoch = 0
+            graph = self._streams[COMPUTE].end_capture()
+        graph.upload(self._streams[COMPUTE])
+        return graph
+
+    def launch(self, graph: Any) -> CudaEvent:
+        """Replay a captured graph after all that was submitted before it, and before all that will be. Returns its end."""
+        compute, others = self._pointers[COMPUTE], [p for s, p in self._pointers.items() if s != COMPUTE]
+        for pointer in others:
+            self._runtime.streamWaitEvent(compute, self._record(pointer).pointer, 0)
+        graph.launch(self._streams[COMPUTE])
+        end = self._record(compute)
+        for pointer in others:
+            self._runtime.streamWaitEvent(pointer, end.pointer, 0)
+        return end
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+    def _timed_event(self) -> Any:
+        event = self._cupy.cuda.Event()
+        event.record(self._streams[COMPUTE])
+        return event
+
+    def seconds(self) -> float:
+        """Seconds of the GPU's clock since the device was made, after ``synchronize``. Only differences mean anything."""
+        before, self._mark = self._mark, self._timed_event()
+        self._mark.synchronize()
+        self._elapsed += self._cupy.cuda.get_elapsed_time(before, self._mark) / 1e3  # in short pieces: CUDA counts in single precision
+        return self._elapsed
+
+    def outside_bytes(self) -> int:
+        """Memory in use on this GPU outside the slab. What other processes hold there counts, too."""
+        free, total = self._runtime.memGetInfo()
+        return int(total - free) - self._slab_bytes
+
+    def versions(self) -> dict[str, str]:
+        """What computed: GPU, driver, CUDA, CuPy, cuDNN and its frontend."""
+        properties = self._runtime.getDeviceProperties(self._runtime.getDevice())
+        found = {
+            "gpu": properties["name"].decode(),
+            "driver_api": str(self._runtime.driverGetVersion()),
+            "cuda_runtime": str(self._runtime.runtimeGetVersion()),
+            "cupy": str(self._cupy.__version__),
+        }
+        return found | ({} if self.cudnn is None else self.cudnn.versions())
+
+    def close(self) -> None:
+        """Give both slabs, streams, events and cuDNN's handle back. Idempotent. Arrays and works of the device die with it."""
+        if self._closed:
+            return
+        self._closed = True
+        self.synchronize()
+        if self.cudnn is not None:
+            self.cudnn.close()
+        for pointer in self._all_events:
+            self._runtime.eventDestroy(pointer)
+        self._all_events.clear()
+        self._free_events.clear()
+        self._slab = self._scratch = None
+        self._slab_bytes = 0
+        self._pinned = np.empty(0, np.uint8)
+        self._streams.clear()
+        self._pointers.clear()
+
+
+def _import_cupy() -> Any:
+    try:
+        import cupy
+    except ImportError:
+        raise UserError(f"CUDA needs CuPy, which is not installed: {INSTALL}") from None
+    return cupy
+
+
+def _device_count(runtime: Any) -> int:
+    try:
+        return int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
+        raise UserError(f"CUDA cannot be used here ({error}); {INSTALL}") from None
+
+
+def _cudnn(stream: int, precision: str, deterministic: bool, refuse: frozenset[str]) -> Cudnn:
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib  # type: ignore[import-not-found]
+
+        for library in ("cudart", "nvrtc", "cublasLt"):  # cuDNN aborts the process where it cannot find them itself
+            load_nvidia_dynamic_lib(library)
+    except (ImportError, RuntimeError):
+        pass  # libraries of the system, which the loader finds
+    try:
+        return Cudnn(stream, precision, deterministic, refuse)
+    except ImportError:
+        raise UserError(f"CUDA needs the cuDNN frontend, which is not installed: {INSTALL}") from None
+
+
+def _dtype(name: str) -> Any:
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise UserError("bf16 needs the package ml_dtypes: pip install ml_dtypes, or use another precision") from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def _address(array: Array) -> int:
+    if not array.nbytes:
+        return 0
+    assert array.flags.c_contiguous, "only contiguous arrays are copied"
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+def parse_device(text: str) -> int:
+    """The number in ``"cuda:0"``; ``"cuda"`` is 0. Raises UserError otherwise."""
+    kind, _, number = text.partition(":")
+    if kind != "cuda" or not (number.isdigit() or number == "" == text[4:]):
+        raise UserError(f"device {text!r} is unknown; write cuda:0, or emulated")
+    return int(number or 0)
+
+

@@ -1,0 +1,118 @@
+"""CUDA kernels: convolution and matrix products, by cuDNN where it has an engine, else by our own ``cuda/gemm.cu``.
+
+Which of the two is part of the recipe for convolutions (the option ``engine``: cuDNN's number, or -1 for ours). A matrix
+product takes cuDNN's first engine that is content with the launcher's scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from minidnn.errors import UserError
+from minidnn.kernels.base import Array, Pair
+from minidnn.kernels.cuda_launch import SCRATCH_BYTES, THREADS, Launcher, Sequential, Work, int32, int64, structure
+from minidnn.kernels.cuda_pointwise import bias_add
+from minidnn.kernels.cudnn import FILTER, IMAGE, LEFT, OUTPUT, OWN, PRODUCT, RIGHT, Convolution, Product
+
+TILE = 64  # of our own product, as in gemm.cu
+
+
+def conv2d_forward(
+    on: Launcher, y: Array, x: Array, weight: Array, bias: Array | None = None, *, stride: Pair, padding: Pair,
+    dilation: Pair, groups: int, images: int = 0, scratch: Array | None = None, **engine: int,
+) -> Work:  # fmt: skip
+    """``engine``: the options of the recipe; none: what cuDNN's heuristics choose under the scratch given."""
+    problem = _problem("forward", x, y, weight, stride, padding, dilation)
+    work = _convolve(on, problem, {IMAGE: x, FILTER: weight, OUTPUT: y}, groups, scratch, engine)
+    return work if bias is None else Sequential(work, bias_add(on, y, bias))
+
+
+def conv2d_backward_data(
+    on: Launcher, dx: Array, dy: Array, weight: Array, *, stride: Pair, padding: Pair, dilation: Pair, groups: int,
+    images: int = 0, scratch: Array | None = None, **engine: int,
+) -> Work:  # fmt: skip
+    """``engine`` as for ``conv2d_forward``."""
+    problem = _problem("backward_data", dx, dy, weight, stride, padding, dilation)
+    return _convolve(on, problem, {IMAGE: dx, FILTER: weight, OUTPUT: dy}, groups, scratch, engine)
+
+
+def conv2d_backward_weight(
+    on: Launcher, d_weight: Array, x: Array, dy: Array, *, stride: Pair, padding: Pair, dilation: Pair, groups: int,
+    images: int = 0, accumulate: bool = False, scratch: Array | None = None, **engine: int,
+) -> Work:  # fmt: skip
+    """``engine`` as for ``conv2d_forward``. cuDNN cannot accumulate and no recipe asks it to: that is our own kernel's."""
+    problem = _problem("backward_weight", x, dy, d_weight, stride, padding, dilation)
+    if accumulate:
+        engine = dict(OWN.options)
+    return _convolve(on, problem, {IMAGE: x, FILTER: d_weight, OUTPUT: dy}, groups, scratch, engine, accumulate)
+
+
+def _problem(
+    direction: str, x: Array, y: Array, weight: Array, stride: Pair, padding: Pair, dilation: Pair
+) -> Convolution:
+    return Convolution(direction, x.shape, y.shape, weight.shape, stride, padding, dilation, str(x.dtype))
+
+
+def _convolve(
+    on: Launcher, problem: Convolution, arrays: Mapping[int, Array], groups: int, scratch: Array | None,
+    engine: Mapping[str, int], accumulate: bool = False,
+) -> Work:  # fmt: skip
+    provided = 0 if scratch is None else int(scratch.nbytes)
+    options = dict(engine) or dict(on.cudnn.select(problem, provided).options if on.cudnn else OWN.options)
+    if options["engine"] < 0:
+        return _own_convolution(on, problem, arrays, groups, accumulate)
+    plan = on.cudnn.plan(problem, options)
+    if plan.workspace_bytes > provided:
+        raise UserError(
+            f"engine {options} wants {plan.workspace_bytes} bytes of workspace where the recipe says {provided}; the recipe "
+            "was made on another GPU or cuDNN, leave --recipe out to choose anew"
+        )
+    workspace = 0 if scratch is None else int(scratch.data.ptr)
+    work: Work = on.cudnn.run(plan, {number: array.data.ptr for number, array in arrays.items()}, workspace)
+    return work
+
+
+def _own_convolution(
+    on: Launcher, problem: Convolution, arrays: Mapping[int, Array], groups: int, accumulate: bool
+) -> Work:
+    (n, h, w, c), (_, p, q, k), (_, r, s, share) = problem.x, problem.y, problem.weight
+    shape = structure(n, h, w, c, p, q, k, r, s, *problem.stride, *problem.padding, *problem.dilation, groups)
+    x, weight, y = arrays[IMAGE], arrays[FILTER], arrays[OUTPUT]
+    arguments: list[Any]
+    if problem.direction == "forward":
+        rows, columns, arguments = n * p * q, k // groups, [y, x, weight, shape]
+    elif problem.direction == "backward_data":
+        rows, columns, arguments = n * h * w, share, [x, y, weight, shape]
+    else:
+        rows, columns, arguments = k // groups, r * s * share, [weight, x, y, shape, int32(int(accumulate))]
+    grid = (-(-rows // TILE), -(-columns // TILE), groups)
+    return on.launch("gemm", f"conv2d_{problem.direction}", problem.dtype, 1, grid, (THREADS,), arguments)
+
+
+def linear_forward(on: Launcher, y: Array, x: Array, weight: Array, bias: Array | None = None) -> Work:
+    (n, k), c = y.shape, x.shape[1]
+    work = _multiply(on, y, x, weight, Product(n, k, c, c, 1, 1, c, str(x.dtype)))
+    return work if bias is None else Sequential(work, bias_add(on, y, bias))
+
+
+def linear_backward_data(on: Launcher, dx: Array, dy: Array, weight: Array) -> Work:
+    (n, c), k = dx.shape, dy.shape[1]
+    return _multiply(on, dx, dy, weight, Product(n, c, k, k, 1, c, 1, str(dx.dtype)))
+
+
+def linear_backward_weight(on: Launcher, d_weight: Array, x: Array, dy: Array, *, accumulate: bool = False) -> Work:
+    (k, c), n = d_weight.shape, x.shape[0]
+    return _multiply(on, d_weight, dy, x, Product(k, c, n, 1, k, c, 1, str(x.dtype)), accumulate)
+
+
+def _multiply(on: Launcher, c: Array, a: Array, b: Array, problem: Product, accumulate: bool = False) -> Work:
+    plan = on.cudnn.product(problem, SCRATCH_BYTES) if on.cudnn and not accumulate else None
+    if plan is not None:
+        work: Work = on.cudnn.run(plan, {LEFT: a.data.ptr, RIGHT: b.data.ptr, PRODUCT: c.data.ptr}, on.scratch)
+        return work
+    p = problem
+    arguments = [c, a, b, int64(p.rows), int32(p.columns), int64(p.depth)]
+    arguments += [*map(int64, (p.a_row, p.a_depth, p.b_depth, p.b_column)), int32(int(accumulate))]
+    grid = (-(-p.rows // TILE), -(-p.columns // TILE))
+    return on.launch("gemm", "matrix_product", p.dtype, 1, grid, (THREADS,), arguments)

@@ -1,0 +1,217 @@
+"""Launching our own CUDA kernels: sources compiled on demand, arguments packed once, a launch of few microseconds after.
+
+A kernel function of the CUDA backend takes a ``Launcher`` (a stream and what goes with it) and the operands of
+``minidnn.kernels.base``, and returns a ``Work``: calling that enqueues the kernel again and again on the same addresses.
+Nothing here allocates device memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from minidnn.errors import UserError
+from minidnn.kernels.base import Array
+
+Work = Callable[[], None]
+
+SOURCES = Path(__file__).with_name("cuda")
+PACK_BYTES = 16  # of one access
+SCRATCH_BYTES = 256 << 10  # partial sums of a reduction: what a kernel may have without declaring it
+THREADS = 256
+FINAL_CHANNELS, FINAL_LANES = 32, 8  # shape of a block that adds partial sums; as in common.cuh
+MOST_BLOCKS = 1024  # of a reduction: about eight for each multiprocessor of a large GPU
+LONGEST_GRID = 65535  # blocks along y
+
+KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
+C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+
+
+class Library:
+    """The compiled sources of one device. CuPy keeps the binaries on disk, so only a first run ever waits for them."""
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+        self._modules: dict[tuple[str, tuple[str, ...]], Any] = {}
+
+    def function(self, source: str, name: str, dtype: str, width: int, options: tuple[str, ...] = ()) -> int:
+        """The address of a kernel of ``cuda/<source>.cu`` for an element type and an access width, compiled at first use."""
+        flags = ("-std=c++17", f"-DKIND={KINDS[dtype]}", f"-DWIDTH={width}", *options)
+        key = (source, flags)
+        if key not in self._modules:
+            code = "\n".join((SOURCES / part).read_text(encoding="utf-8") for part in ("common.cuh", f"{source}.cu"))
+            self._modules[key] = self._cupy.RawModule(code=code, options=flags)
+        return int(self._modules[key].get_function(name).kernel.ptr)
+
+
+class Launch:
+    """One kernel on fixed operands. Holds the packed arguments, not the arrays: their owner keeps those alive."""
+
+    __slots__ = ("_arguments", "_call")
+
+    def __init__(
+        self, launch: Callable[..., None], function: int, grid: Sequence[int], block: Sequence[int], stream: int,
+        arguments: Sequence[Any],
+    ) -> None:  # fmt: skip
+        pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
+        self._arguments = (pointers, tuple(arguments))
+        self._call = partial(launch, function, *grid, *block, 0, stream, ctypes.addressof(pointers), 0)
+
+    def __call__(self) -> None:
+        self._call()
+
+
+class Sequential:
+    """Several works, one after the other on their stream."""
+
+    __slots__ = ("_works",)
+
+    def __init__(self, *works: Work) -> None:
+        self._works = works
+
+    def __call__(self) -> None:
+        for work in self._works:
+            work()
+
+
+class Launcher:
+    """A stream, with what kernels on it need: the compiled sources, scratch of ``SCRATCH_BYTES`` at ``scratch``, cuDNN.
+
+    Works of one launcher share its scratch: they must run on its stream, one after the other.
+    """
+
+    def __init__(self, library: Library, launch: Callable[..., None], stream: int, scratch: int, cudnn: Any) -> None:
+        self.library = library
+        self.stream = stream
+        self.scratch = scratch
+        self.cudnn = cudnn
+        self._launch = launch
+
+    def launch(
+        self,
+        source: str,
+        name: str,
+        dtype: str,
+        width: int,
+        grid: Sequence[int],
+        block: Sequence[int],
+        arguments: Sequence[Any],
+        options: tuple[str, ...] = (),
+    ) -> Work:
+        """Bind a kernel. ``arguments``: ctypes values, and arrays, which are passed as their addresses."""
+        function = self.library.function(source, name, dtype, width, options)
+        return Launch(self._launch, function, _three(grid), _three(block), self.stream, [_argument(a) for a in arguments])
+
+    def flat(self, source: str, name: str, out: Array, pointers: Sequence[Array], values: Sequence[Any] = (), *,
+             dtype: str = "", width: int | None = None, options: tuple[str, ...] = ()) -> Work:
+        """Bind an element-wise kernel ``name(*pointers, size, *values)``: one pack a thread."""
+        dtype, width = dtype or str(out.dtype), pack(*pointers) if width is None else width
+        size = int(out.size)
+        arguments = [*pointers, int64(size), *values]
+        return self.launch(source, name, dtype, width, (flat_blocks(size, width),), (THREADS,), arguments, options)
+
+    def rows(self, source: str, name: str, x: Array, arguments: Sequence[Any], width: int) -> Work:
+        """Bind a kernel that walks x as rows x channels (``Rows`` in common.cuh), as many blocks as keep a GPU full."""
+        rows, channels = rows_of(x)
+        columns, lanes = block_shape(channels, width)
+        across = -(-channels // (columns * width))
+        down = min(-(-rows // lanes), max(1, 4 * MOST_BLOCKS // across), LONGEST_GRID)
+        return self.launch(source, name, str(x.dtype), width, (across, down), (columns, lanes), arguments)
+
+    def reduction(
+        self, source: str, names: tuple[str, str], values: int, rows: int, channels: int, dtype: str, width: int,
+        partial_arguments: Sequence[Any], final_arguments: Callable[[int, int], Sequence[Any]],
+    ) -> Work:  # fmt: skip
+        """Bind a sum over rows of ``values`` numbers a channel, in two stages through the scratch.
+
+        The first kernel is called as ``(scratch, *partial_arguments)``, the second with ``final_arguments(blocks, lanes)``.
+        How the rows are cut depends on the shape alone, so the bits do, too. Raises UserError where the partial sums
+        of one block alone exceed the scratch.
+        """
+        columns, lanes = block_shape(channels, width)
+        blocks = reduction_blocks(rows, channels, values, columns * width, lanes)
+        across = -(-channels // (columns * width))
+        arguments = [ctypes.c_void_p(self.scratch), *partial_arguments]
+        first = self.launch(source, names[0], dtype, width, (across, blocks), (columns, lanes), arguments)
+        grid, block = (-(-channels // FINAL_CHANNELS),), (FINAL_CHANNELS, FINAL_LANES)
+        second = self.launch(source, names[1], dtype, width, grid, block, final_arguments(blocks, lanes))
+        return Sequential(first, second)
+
+
+def _three(extents: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = (*extents, 1, 1)[:3]
+    return x, y, z
+
+
+def _argument(value: Any) -> Any:
+    pointer = getattr(getattr(value, "data", None), "ptr", None)
+    return value if pointer is None else ctypes.c_void_p(pointer)
+
+
+def flat_blocks(size: int, width: int) -> int:
+    """Blocks of an element-wise kernel: one thread a pack, and one for each element of the rest."""
+    return -(-(size // width + size % width) // THREADS)
+
+
+def int64(value: int) -> Any:
+    """A 64-bit argument."""
+    return ctypes.c_longlong(value)
+
+
+def int32(value: int) -> Any:
+    """A 32-bit argument."""
+    return ctypes.c_int(value)
+
+
+def float32(value: float) -> Any:
+    """A single-precision argument."""
+    return ctypes.c_float(value)
+
+
+def float64(value: float) -> Any:
+    """A double-precision argument."""
+    return ctypes.c_double(value)
+
+
+def structure(*values: int) -> Any:
+    """A struct of 32-bit integers, passed by value."""
+    return (ctypes.c_int * len(values))(*values)
+
+
+def rows_of(x: Array) -> tuple[int, int]:
+    """(rows, channels) of a tensor."""
+    channels = int(x.shape[-1])
+    return int(x.size) // channels, channels
+
+
+def pack(*arrays: Array, extent: int = 0) -> int:
+    """How many elements an access moves: 16 bytes' worth of the first array, or 1 where an address or ``extent`` forbids it.
+
+    The first array has the widest type; an access moves as many elements of the others.
+    """
+    width = PACK_BYTES // int(arrays[0].dtype.itemsize)
+    if extent % width or any(array.data.ptr % (width * int(array.dtype.itemsize)) for array in arrays):
+        return 1
+    return width
+
+
+def block_shape(channels: int, width: int) -> tuple[int, int]:
+    """Threads across channels and across rows: a power of two each, 256 in all."""
+    packs = -(-channels // width)
+    columns = min(32, 1 << (packs - 1).bit_length())
+    return columns, THREADS // columns
+
+
+def reduction_blocks(rows: int, channels: int, values: int, channels_per_block: int, lanes: int) -> int:
+    """Blocks along rows: what the scratch holds, at most MOST_BLOCKS in all, and at least eight rows a thread."""
+    held = SCRATCH_BYTES // (4 * values * channels)
+    if not held:
+        raise UserError(
+            f"a sum over {channels} channels needs {4 * values * channels} bytes of scratch and has {SCRATCH_BYTES}; "
+            f"use at most {SCRATCH_BYTES // (4 * values)} channels"
+        )
+    across = -(-channels // channels_per_block)
+    return max(1, min(held, MOST_BLOCKS // across, -(-rows // (8 * lanes)), LONGEST_GRID))

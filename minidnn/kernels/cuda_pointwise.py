@@ -1,0 +1,116 @@
+"""CUDA kernels: element-wise functions, dropout, joining along channels, optimizers. See ``cuda_launch`` for the form."""
+
+from __future__ import annotations
+
+import ctypes
+
+from minidnn.kernels.base import Array
+from minidnn.kernels.cuda_launch import (
+    C_TYPES,
+    THREADS,
+    Launcher,
+    Sequential,
+    Work,
+    flat_blocks,
+    float32,
+    int32,
+    int64,
+    pack,
+    rows_of,
+)
+from minidnn.scalars import Scalar
+
+
+def relu_forward(on: Launcher, y: Array, x: Array) -> Work:
+    return on.flat("pointwise", "relu_forward", y, (y, x))
+
+
+def relu_backward(on: Launcher, dx: Array, dy: Array, y: Array) -> Work:
+    return on.flat("pointwise", "relu_backward", dx, (dx, dy, y))
+
+
+def tanh_forward(on: Launcher, y: Array, x: Array, *, amplitude: float, slope: float) -> Work:
+    return on.flat("pointwise", "tanh_forward", y, (y, x), (float32(amplitude), float32(slope)))
+
+
+def tanh_backward(on: Launcher, dx: Array, dy: Array, y: Array, *, amplitude: float, slope: float) -> Work:
+    return on.flat("pointwise", "tanh_backward", dx, (dx, dy, y), (float32(amplitude), float32(slope)))
+
+
+def add_forward(on: Launcher, y: Array, x0: Array, x1: Array) -> Work:
+    return on.flat("pointwise", "add_forward", y, (y, x0, x1))
+
+
+def dropout(on: Launcher, y: Array, x: Array, counters: Array, *, node: int, threshold: int, scale: float) -> Work:
+    values = (ctypes.c_uint(node), ctypes.c_ulonglong(threshold), float32(scale))
+    blocks = -(-int(y.size) // (4 * THREADS))  # a thread makes four words
+    arguments = [y, x, counters, int64(int(y.size)), *values]
+    return on.launch("pointwise", "dropout", str(y.dtype), pack(y, x), (blocks,), (THREADS,), arguments)
+
+
+def convert(on: Launcher, y: Array, x: Array) -> Work:
+    options = (f"-DFROM={C_TYPES[str(x.dtype)]}", f"-DTO={C_TYPES[str(y.dtype)]}")
+    wider = x if x.dtype.itemsize >= y.dtype.itemsize else y
+    return on.flat("convert", "convert", y, (y, x), dtype="float32", width=pack(wider, y, x), options=options)
+
+
+def bias_add(on: Launcher, y: Array, bias: Array) -> Work:
+    """y += bias, per channel: not a kernel of the protocol, but the second half of two of them."""
+    rows, channels = rows_of(y)
+    return on.rows("pointwise", "bias_add", y, [y, bias, int64(rows), int32(channels)], pack(y, bias, extent=channels))
+
+
+def _copy_channels(on: Launcher, target: Array, source: Array, channels: int, at: int, start: int) -> Work:
+    """target[..., at : at + channels] = source[..., start : start + channels]."""
+    rows = rows_of(target)[0]
+    strides = int(target.shape[-1]), int(source.shape[-1])
+    narrow = target if target.shape[-1] == channels else source
+    addresses = [ctypes.c_void_p(a.data.ptr + offset * a.dtype.itemsize) for a, offset in ((target, at), (source, start))]
+    width = pack(target, source, extent=channels)
+    if any(extent % width for extent in (*strides, at, start)):
+        width = 1
+    arguments = [*addresses, int64(rows), int32(channels), *map(int64, strides)]
+    return on.rows("pointwise", "copy_channels", narrow, arguments, width)
+
+
+def concat_forward(on: Launcher, y: Array, *inputs: Array) -> Work:
+    works, offset = [], 0
+    for x in inputs:
+        works.append(_copy_channels(on, y, x, int(x.shape[-1]), offset, 0))
+        offset += int(x.shape[-1])
+    return Sequential(*works)
+
+
+def concat_backward(on: Launcher, dx: Array, dy: Array, *, offset: int) -> Work:
+    return _copy_channels(on, dx, dy, int(dx.shape[-1]), 0, offset)
+
+
+def sgd_update(on: Launcher, weight: Array, gradient: Array, scalars: Array, *, weight_decay: float) -> Work:
+    arguments = [weight, gradient, scalars, int32(Scalar.LR), int32(Scalar.GRADIENT_SCALE), int64(int(weight.size))]
+    return _update(on, "sgd_update", (weight,), gradient, [*arguments, float32(weight_decay)])
+
+
+def sgd_momentum_update(
+    on: Launcher, weight: Array, velocity: Array, gradient: Array, scalars: Array, *, momentum: float, nesterov: bool,
+    weight_decay: float,
+) -> Work:  # fmt: skip
+    arguments = [weight, velocity, gradient, scalars, int32(Scalar.LR), int32(Scalar.GRADIENT_SCALE)]
+    arguments += [int64(int(weight.size)), float32(momentum), int32(int(nesterov)), float32(weight_decay)]
+    return _update(on, "sgd_momentum_update", (weight, velocity), gradient, arguments)
+
+
+def adam_update(
+    on: Launcher, weight: Array, first: Array, second: Array, gradient: Array, scalars: Array, *, beta1: float,
+    beta2: float, eps: float, weight_decay: float,
+) -> Work:  # fmt: skip
+    where = (Scalar.LR, Scalar.GRADIENT_SCALE, Scalar.BIAS1, Scalar.BIAS2)
+    constants = (beta1, beta2, 1.0 - beta1, 1.0 - beta2, eps, weight_decay)
+    arguments = [weight, first, second, gradient, scalars, *map(int32, where), int64(int(weight.size)), *map(float32, constants)]
+    return _update(on, "adam_update", (weight, first, second), gradient, arguments)
+
+
+def _update(on: Launcher, name: str, state: tuple[Array, ...], gradient: Array, arguments: list[object]) -> Work:
+    """Weights and state are float32; the gradient has the type the source is compiled for."""
+    width = pack(*state, gradient)
+    blocks = flat_blocks(int(state[0].size), width)
+    return on.launch("optim", name, str(gradient.dtype), width, (blocks,), (THREADS,), arguments)

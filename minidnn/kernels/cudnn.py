@@ -1,0 +1,275 @@
+"""cuDNN through its frontend: one handle, one cache of plans, and the choice of an engine for every convolution direction.
+
+A plan is a graph of one operation, built for exact shapes. Which engine computes it, under which knobs, is recorded in the
+recipe as plain integers and can be built again from them, so a recipe replays the same bits. Neither the GPU's memory nor
+a budget is looked at: a plan states its workspace, the caller provides it. cuDNN's own modules lie outside any slab.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from minidnn.errors import UserError
+from minidnn.kernels.base import Pair
+from minidnn.schedule.recipe import Engine
+
+Work = Callable[[], None]
+Shape = tuple[int, ...]
+
+ALIGNMENT = 16  # of every operand, as the graphs promise
+IMAGE, FILTER, OUTPUT = 1, 2, 3  # operands of a convolution, whichever of them is the result
+LEFT, RIGHT, PRODUCT = 1, 2, 3
+OWN = Engine("direct", 0, (("engine", -1),))  # our own kernel: slower, without workspace, and never refused
+KNOB = "knob_"
+
+
+class Convolution(NamedTuple):
+    """One direction of a convolution: "forward", "backward_data" or "backward_weight". Shapes as in ``kernels.base``."""
+
+    direction: str
+    x: Shape
+    y: Shape
+    weight: Shape
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    dtype: str
+
+
+class Product(NamedTuple):
+    """A matrix product c = a @ b, c (rows, columns) contiguous, a and b given by their strides in elements."""
+
+    rows: int
+    columns: int
+    depth: int
+    a_row: int
+    a_depth: int
+    b_depth: int
+    b_column: int
+    dtype: str
+
+
+class Plan:
+    """A built graph with its engine, and the bytes of workspace a run of it takes."""
+
+    __slots__ = ("graph", "workspace_bytes")
+
+    def __init__(self, graph: Any, workspace_bytes: int) -> None:
+        self.graph = graph
+        self.workspace_bytes = workspace_bytes
+
+
+class PlanRun:
+    """A plan bound to addresses: hands cuDNN a ready array of pointers, in the order of the operands' numbers."""
+
+    __slots__ = ("_call", "_pointers")
+
+    def __init__(self, plan: Plan, handle: int, pointers: Mapping[int, int], workspace: int) -> None:
+        graph = plan.graph
+        self._pointers: Any = dict(pointers)
+        if hasattr(graph, "_execute_with_raw_ptrs"):
+            graph._prepare_variant_pack_template()
+            order = [pointers[number] for number in graph._get_variant_pack_uids_sorted()]
+            self._pointers = (ctypes.c_int64 * len(order))(*order)
+            address = ctypes.addressof(self._pointers)
+            self._call = partial(graph._execute_with_raw_ptrs, address, len(order), workspace, handle)
+        else:  # frontends before 1.26
+            self._call = partial(graph.execute, self._pointers, workspace, handle=handle)
+
+    def __call__(self) -> None:
+        self._call()
+
+
+class Cudnn:
+    """A cuDNN handle on one stream of the current device. Used by one thread.
+
+    ``precision`` "fp32" forbids tensor cores, ``deterministic`` every engine that adds in a varying order.
+    ``refuse`` names what is to be refused by force, "convolution" or "matmul", so that the fallbacks can be tested.
+    """
+
+    def __init__(self, stream: int, precision: str, deterministic: bool, refuse: frozenset[str] = frozenset()) -> None:
+        import cudnn
+
+        self._cudnn = cudnn
+        self._refuse = refuse
+        self._plans: dict[Any, Plan] = {}
+        self._choices: dict[tuple[Convolution, int | None], Engine] = {}
+        self._products: dict[Product, Plan | None] = {}
+        self.handle: int = cudnn.create_handle()
+        cudnn.set_stream(handle=self.handle, stream=stream)
+        note, kind = cudnn.numerical_note, cudnn.data_type
+        self._barred = [note.DOWN_CONVERT_INPUTS, note.REDUCED_PRECISION_REDUCTION]
+        if precision == "fp32":
+            self._barred.append(note.TENSOR_CORE)
+        if deterministic:
+            self._barred.append(note.NONDETERMINISTIC)
+        self._refusals = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
+        self._types = {"float32": kind.FLOAT, "float16": kind.HALF, "bfloat16": kind.BFLOAT16}
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the frontend and of the library behind it."""
+        return {"cudnn_frontend": str(self._cudnn.__version__), "cudnn": str(self._cudnn.backend_version())}
+
+    def close(self) -> None:
+        """Destroy the handle. Idempotent."""
+        self._plans.clear()
+        self._products.clear()
+        if self.handle:
+            self._cudnn.destroy_handle(self.handle)
+            self.handle = 0
+
+    # -- convolutions -----------------------------------------------------------------------------------------------
+    def select(self, problem: Convolution, workspace_limit: int | None) -> Engine:
+        """The first engine in the order of cuDNN's heuristics that builds, stays under the limit and can be built again.
+
+        Where there is none, our own kernel: Engine "direct". Does not measure.
+        """
+        key = (problem, workspace_limit)
+        if key not in self._choices:
+            self._choices[key] = self._select(problem, workspace_limit)
+        return self._choices[key]
+
+    def _select(self, problem: Convolution, workspace_limit: int | None) -> Engine:
+        if "convolution" in self._refuse:
+            return OWN
+        for options in self.candidates(problem, workspace_limit):
+            try:
+                plan = self.plan(problem, dict(options))
+            except UserError:  # an engine with a knob that this frontend cannot name
+                continue
+            if workspace_limit is None or plan.workspace_bytes <= workspace_limit:
+                return Engine("cudnn", plan.workspace_bytes, options)
+        return OWN
+
+    def candidates(self, problem: Convolution, workspace_limit: int | None) -> Iterator[tuple[tuple[str, int], ...]]:
+        """Engines with their knobs, as options of a recipe's ``Engine``, best first by cuDNN's heuristics. Each one builds."""
+        try:
+            graph = self._convolution(problem)
+        except self._refusals:  # no engine takes these shapes at all
+            return
+        for number in self._buildable(graph, workspace_limit):
+            engine, knobs = graph.get_engine_and_knobs_at_index(number)
+            named = {f"{KNOB}{knob.name}": int(value) for knob, value in knobs.items()}
+            if f"{KNOB}NOT_SET" not in named:
+                yield tuple(sorted({"engine": int(engine), **named}.items()))
+
+    def plan(self, problem: Convolution, options: Mapping[str, int]) -> Plan:
+        """Build the plan of an engine and its knobs. Raises UserError if this cuDNN, on this GPU, has no such engine."""
+        key = (problem, tuple(sorted(options.items())))
+        if key not in self._plans:
+            knobs = {
+                getattr(self._cudnn.knob_type, name.removeprefix(KNOB)): value
+                for name, value in options.items()
+                if name.startswith(KNOB)
+            }
+            try:
+                graph = self._convolution(problem)
+                graph.create_execution_plan(options["engine"], knobs)
+                graph.build_plan_at_index(0)
+            except self._refusals as error:
+                raise UserError(
+                    f"cuDNN {self._cudnn.backend_version()} on this GPU cannot build engine {dict(options)} for {problem}: "
+                    f"{_first_line(error)}; the recipe was made elsewhere, leave --recipe out to choose anew"
+                ) from None
+            self._plans[key] = Plan(graph, int(graph.get_workspace_size_plan_at_index(0)))
+        return self._plans[key]
+
+    def run(self, plan: Plan, pointers: Mapping[int, int], workspace: int) -> Work:
+        """Bind a plan to addresses."""
+        assert all(pointer % ALIGNMENT == 0 for pointer in pointers.values()), "cuDNN's operands are 16-byte aligned"
+        return PlanRun(plan, self.handle, pointers, workspace)
+
+    def _convolution(self, problem: Convolution) -> Any:
+        """The operation graph of a convolution. Groups are implied by the channels of the weight."""
+        graph = self._graph(problem.dtype)
+        window = {"padding": list(problem.padding), "stride": list(problem.stride), "dilation": list(problem.dilation)}
+        shapes = {IMAGE: problem.x, FILTER: problem.weight, OUTPUT: problem.y}
+        result = {"forward": OUTPUT, "backward_data": IMAGE, "backward_weight": FILTER}[problem.direction]
+        given = {
+            number: graph.tensor(uid=number, dim=_dims(shape), stride=_strides(shape), data_type=self._types[problem.dtype])
+            for number, shape in shapes.items()
+            if number != result
+        }
+        if problem.direction == "forward":
+            out = graph.conv_fprop(image=given[IMAGE], weight=given[FILTER], **window)
+        elif problem.direction == "backward_data":
+            out = graph.conv_dgrad(loss=given[OUTPUT], filter=given[FILTER], **window)
+        else:
+            out = graph.conv_wgrad(image=given[IMAGE], loss=given[OUTPUT], **window)
+        return self._finish(graph, out, result, _dims(shapes[result]), _strides(shapes[result]), problem.dtype)
+
+    # -- matrix products --------------------------------------------------------------------------------------------
+    def product(self, problem: Product, workspace_limit: int) -> Plan | None:
+        """The plan of a matrix product by the first engine that builds under the limit; None where there is none."""
+        if problem not in self._products:
+            self._products[problem] = None if "matmul" in self._refuse else self._product(problem, workspace_limit)
+        return self._products[problem]
+
+    def _product(self, p: Product, workspace_limit: int) -> Plan | None:
+        graph, kind = self._graph(p.dtype), self._types[p.dtype]
+        a_stride, b_stride = [p.rows * p.depth, p.a_row, p.a_depth], [p.depth * p.columns, p.b_depth, p.b_column]
+        a = graph.tensor(uid=LEFT, dim=[1, p.rows, p.depth], stride=a_stride, data_type=kind)
+        b = graph.tensor(uid=RIGHT, dim=[1, p.depth, p.columns], stride=b_stride, data_type=kind)
+        out = graph.matmul(A=a, B=b)
+        dims, strides = [1, p.rows, p.columns], [p.rows * p.columns, p.columns, 1]
+        try:
+            graph = self._finish(graph, out, PRODUCT, dims, strides, p.dtype)
+            number = next(self._buildable(graph, workspace_limit), None)
+        except self._refusals:
+            return None
+        return None if number is None else Plan(graph, int(graph.get_workspace_size_plan_at_index(number)))
+
+    # -- graphs -----------------------------------------------------------------------------------------------------
+    def _graph(self, dtype: str) -> Any:
+        single = self._cudnn.data_type.FLOAT
+        return self._cudnn.pygraph(
+            io_data_type=self._types[dtype], intermediate_data_type=single, compute_data_type=single, handle=self.handle
+        )
+
+    def _finish(self, graph: Any, out: Any, number: int, dims: list[int], strides: list[int], dtype: str) -> Any:
+        out.set_output(True).set_uid(number)
+        out.set_dim(dims)
+        out.set_stride(strides)
+        out.set_data_type(self._types[dtype])
+        graph.validate()
+        graph.build_operation_graph()
+        return graph
+
+    def _buildable(self, graph: Any, workspace_limit: int | None) -> Iterator[int]:
+        """Numbers of the plans that the precision, determinism and the limit allow and that build, best first.
+
+        All heuristics are asked and all plans tried: in true fp32 most of the first ones are barred.
+        """
+        mode = self._cudnn.heur_mode
+        try:
+            graph.create_execution_plans([mode.A, mode.B, mode.FALLBACK])
+        except self._refusals:
+            return
+        graph.deselect_numeric_notes(self._barred)
+        if workspace_limit is not None:
+            graph.deselect_workspace_greater_than(workspace_limit)
+        for number in range(graph.get_execution_plan_count()):
+            try:
+                graph.build_plan_at_index(number)
+            except self._refusals:
+                continue
+            yield number
+
+
+def _dims(shape: Shape) -> list[int]:
+    """cuDNN names dimensions in the order N, C, H, W, whatever the layout."""
+    n, h, w, c = shape
+    return [n, c, h, w]
+
+
+def _strides(shape: Shape) -> list[int]:
+    """The strides of our layout, N, H, W, C, in that order."""
+    _, h, w, c = shape
+    return [h * w * c, 1, w * c, c]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,73 @@
+"""What the lessons share: options, the question at the end, a batch, and rows that somebody has tampered with."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minidnn import CompiledStep, Graph
+from minidnn.lifetime_map import lifetime_map
+from minidnn.schedule.instruction import DEVICE, Instruction
+from minidnn.schedule.program import Schedule
+
+
+def options(argv: Sequence[str] | None, text: str | None, **defaults: str) -> argparse.Namespace:
+    """Read the command line: ``--answer``, and an option for each default. ``text`` is the lesson's docstring."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--answer", metavar="VALUE", help="your answer to the question at the end")
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", default=default, help=f"default: {default}")
+    return parser.parse_args(argv)
+
+
+def ask(answer: str | None, question: str, *, right: object, why: str, hint: str) -> int:
+    """Print the question, or judge the answer. Returns the exit code: 1 for a wrong answer, else 0."""
+    print(f"\nQuestion: {question}")
+    if answer is None:
+        print("Answer with --answer VALUE.")
+        return 0
+    if same(answer, str(right)):
+        print(f"{answer}: right. {why}")
+        return 0
+    print(f"{answer}: not yet. {hint}")
+    return 1
+
+
+def same(answer: str, right: str) -> bool:
+    """Whether two answers are the same number, or the same word in any case."""
+    answer, right = answer.strip().lower(), right.strip().lower()
+    try:
+        return math.isclose(float(answer.replace(",", "")), float(right), rel_tol=1e-9)
+    except ValueError:
+        return answer == right
+
+
+def show(schedule: Schedule, *, order: str = "birth", space: str = DEVICE, limit: int = 20) -> None:
+    """Print the lifetime map of a schedule: its largest buffers."""
+    print(lifetime_map(schedule.rows, schedule.offsets, columns=72, order=order, space=space, limit=limit))
+
+
+def batch(graph: Graph) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """The same random images and labels every time."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(graph.inputs[0].shape, dtype=np.float32)
+    return x, rng.integers(0, graph.logits.shape[-1], len(x))
+
+
+def tampered(step: CompiledStep, rows: Iterable[Instruction]) -> CompiledStep:
+    """Give a step that has not run yet these rows for its training schedule. Nothing checks them."""
+    train = replace(step.program["train"], rows=tuple(rows))
+    step.program = replace(step.program, schedules={**step.program.schedules, "train": train})
+    step.executor.program = step.program
+    return step
+
+
+def identical(a: dict[str, NDArray[Any]], b: dict[str, NDArray[Any]]) -> bool:
+    """Whether two states agree in every bit."""
+    return all(np.array_equal(a[name], b[name]) for name in a)
