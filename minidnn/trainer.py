@@ -98,8 +98,7 @@ def fit(training: Training, progress: Progress) -> Outcome:
         UserError: the loss is not finite any more, or a checkpoint cannot be written.
     """
     t, meter, acc1 = training, Meter(), None
-    # A loss that runs away is reported in a sentence of ours; NumPy's warnings on the way there would hide it.
-    with Interruption() as interruption, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with Interruption() as interruption:
         while progress.epoch < t.epochs:
             started = time.perf_counter()
             progress = _train(t, progress, meter, lambda: interruption.asked)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
+import numpy as np
+
 from job import Job, assemble, choose_device, load_data
 from minidnn.checkpoint import Checkpoint, Progress
 from minidnn.commandline import Parser, add_memory, add_model, add_training, complete, run
@@ -42,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = choose_folder(args.output, None if saved is None else path, args.data, args.arch)
     with ExitStack() as stack:
         stack.callback(lambda: job.step.close())
+        # A loss that runs away ends the run with a sentence of ours; NumPy's warnings on the way there would hide it.
+        stack.enter_context(np.errstate(over="ignore", invalid="ignore", divide="ignore"))
         job, splits = load_data(job)
         train, test = job.batches(splits)
         screen.line(describe(job, len(splits.test)))

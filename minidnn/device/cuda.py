@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from minidnn.device.base import Array, Work
+from minidnn.device.cuda_libraries import INSTALL, device_count, import_cupy, numpy_dtype, open_cudnn
 from minidnn.errors import UserError
 from minidnn.kernels import cuda_kernels
 from minidnn.kernels.cuda_launch import SCRATCH_BYTES, Launcher, Library
-from minidnn.kernels.cudnn import Convolution, Cudnn
+from minidnn.kernels.cudnn import OWN, Convolution
 from minidnn.schedule.instruction import COMPUTE, HOST, STREAMS
 from minidnn.schedule.recipe import Engine
 from minidnn.spec import TensorSpec
-
-INSTALL = "pip install 'minidnn-layup[cuda13]' (or [cuda12]), or use device='emulated'"
 
 
 class CudaEvent:
@@ -51,11 +50,13 @@ class CudaDevice:
     them by our own kernels as if cuDNN had refused. Raises UserError where there is no GPU or no CuPy.
     """
 
-    def __init__(self, index: int = 0, *, precision: str = "fp32", deterministic: bool = True, refuse: Sequence[str] = ()) -> None:
-        self._cupy = cupy = _import_cupy()
+    def __init__(
+        self, index: int = 0, *, precision: str = "fp32", deterministic: bool = True, refuse: Sequence[str] = ()
+    ) -> None:
+        self._cupy = cupy = import_cupy()
         self._runtime = runtime = cupy.cuda.runtime
         self.name = f"cuda:{index}"
-        count = _device_count(runtime)
+        count = device_count(runtime)
         if not 0 <= index < count:
             raise UserError(f"device cuda:{index} does not exist, this machine has {count} CUDA devices; {INSTALL}")
         cupy.cuda.Device(index).use()
@@ -71,10 +72,10 @@ class CudaDevice:
         self._elapsed = 0.0
         self._mark = self._timed_event()
         self._scratch = cupy.cuda.Memory(SCRATCH_BYTES)
-        refused = frozenset(refuse)
-        self.cudnn = None if refused >= {"convolution", "matmul"} else _cudnn(self._pointers[COMPUTE], precision, deterministic, refused)
-        launch = cupy.cuda.driver.launchKernel
-        self._launcher = Launcher(Library(cupy), launch, self._pointers[COMPUTE], int(self._scratch.ptr), self.cudnn)
+        compute, refused, launch = self._pointers[COMPUTE], frozenset(refuse), cupy.cuda.driver.launchKernel
+        needed = not refused >= {"convolution", "matmul"}
+        self.cudnn = open_cudnn(compute, precision, deterministic, refused) if needed else None
+        self._launcher = Launcher(Library(cupy), launch, compute, int(self._scratch.ptr), self.cudnn)
         self.kernels: Any = cuda_kernels.Immediate(self._launcher)
 
     # -- memory -----------------------------------------------------------------------------------------------------
@@ -94,7 +95,9 @@ class CudaDevice:
             memory = self._cupy.cuda.PinnedMemory(host_bytes)
         except (failure, MemoryError):
             self._slab = None
-            raise UserError(f"{host_bytes} bytes of pinned host memory cannot be had; give a smaller --host-memory") from None
+            raise UserError(
+                f"{host_bytes} bytes of pinned host memory cannot be had; give a smaller --host-memory"
+            ) from None
         self._slab_bytes = reserved_bytes
         if host_bytes:
             self._pinned = np.frombuffer(self._cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, host_bytes)
@@ -102,9 +105,13 @@ class CudaDevice:
     def array(self, space: str, offset: int, spec: TensorSpec) -> Array:
         """A view of a slab: cupy.ndarray on the device, numpy.ndarray in pinned memory."""
         if space == HOST:
-            return self._pinned[offset : offset + spec.nbytes].view(_dtype(spec.dtype)).reshape(spec.shape)
-        assert offset + spec.nbytes <= self._slab_bytes, f"{spec} at {offset} lies outside the slab of {self._slab_bytes} bytes"
-        return self._cupy.ndarray(spec.shape, _dtype(spec.dtype), self._cupy.cuda.MemoryPointer(self._slab, offset))
+            return self._pinned[offset : offset + spec.nbytes].view(numpy_dtype(spec.dtype)).reshape(spec.shape)
+        assert offset + spec.nbytes <= self._slab_bytes, (
+            f"{spec} at {offset} lies outside the slab of {self._slab_bytes} bytes"
+        )
+        return self._cupy.ndarray(
+            spec.shape, numpy_dtype(spec.dtype), self._cupy.cuda.MemoryPointer(self._slab, offset)
+        )
 
     def birth(self, array: Array, stream: str) -> Work | None:
         """Nothing: fresh memory holds what was there."""
@@ -124,7 +131,9 @@ class CudaDevice:
         return host
 
     # -- binding ----------------------------------------------------------------------------------------------------
-    def kernel(self, name: str, operands: Sequence[Array], scratch: Array | None, attrs: Mapping[str, Any], stream: str) -> Work:
+    def kernel(
+        self, name: str, operands: Sequence[Array], scratch: Array | None, attrs: Mapping[str, Any], stream: str
+    ) -> Work:
         """Bind a kernel: compiled, planned, its arguments packed. Kernels run on ``compute``, whose scratch they share."""
         assert stream == COMPUTE, f"kernel {name} on stream {stream}: kernels run on {COMPUTE}"
         extra = {} if scratch is None else {"scratch": scratch}
@@ -147,12 +156,12 @@ class CudaDevice:
 
     def select_engine(self, problem: Convolution, workspace_limit: int | None) -> Engine:
         """How a convolution direction is computed. Does not look at the memory there is."""
-        from minidnn.kernels.cudnn import OWN
-
         return OWN if self.cudnn is None else self.cudnn.select(problem, workspace_limit)
 
     # -- running ----------------------------------------------------------------------------------------------------
-    def submit(self, stream: str, work: Work | None, waits: Sequence[CudaEvent], seconds: float, record: bool) -> CudaEvent | None:
+    def submit(
+        self, stream: str, work: Work | None, waits: Sequence[CudaEvent], seconds: float, record: bool
+    ) -> CudaEvent | None:
         """Enqueue a work. Waits for events of another epoch are left out: a capture begins and ends with all streams empty."""
         pointer = self._pointers[stream]
         for event in waits:
@@ -227,7 +236,8 @@ class CudaDevice:
         """Seconds of the GPU's clock since the device was made, after ``synchronize``. Only differences mean anything."""
         before, self._mark = self._mark, self._timed_event()
         self._mark.synchronize()
-        self._elapsed += self._cupy.cuda.get_elapsed_time(before, self._mark) / 1e3  # in short pieces: CUDA counts in single precision
+        # In short pieces, because CUDA counts in single precision.
+        self._elapsed += self._cupy.cuda.get_elapsed_time(before, self._mark) / 1e3
         return self._elapsed
 
     def outside_bytes(self) -> int:
@@ -265,57 +275,8 @@ class CudaDevice:
         self._pointers.clear()
 
 
-def _import_cupy() -> Any:
-    try:
-        import cupy
-    except ImportError:
-        raise UserError(f"CUDA needs CuPy, which is not installed: {INSTALL}") from None
-    return cupy
-
-
-def _device_count(runtime: Any) -> int:
-    try:
-        return int(runtime.getDeviceCount())
-    except runtime.CUDARuntimeError as error:
-        raise UserError(f"CUDA cannot be used here ({error}); {INSTALL}") from None
-
-
-def _cudnn(stream: int, precision: str, deterministic: bool, refuse: frozenset[str]) -> Cudnn:
-    try:
-        from cuda.pathfinder import load_nvidia_dynamic_lib  # type: ignore[import-not-found]
-
-        for library in ("cudart", "nvrtc", "cublasLt"):  # cuDNN aborts the process where it cannot find them itself
-            load_nvidia_dynamic_lib(library)
-    except (ImportError, RuntimeError):
-        pass  # libraries of the system, which the loader finds
-    try:
-        return Cudnn(stream, precision, deterministic, refuse)
-    except ImportError:
-        raise UserError(f"CUDA needs the cuDNN frontend, which is not installed: {INSTALL}") from None
-
-
-def _dtype(name: str) -> Any:
-    if name != "bfloat16":
-        return np.dtype(name)
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise UserError("bf16 needs the package ml_dtypes: pip install ml_dtypes, or use another precision") from None
-    return np.dtype(ml_dtypes.bfloat16)
-
-
 def _address(array: Array) -> int:
     if not array.nbytes:
         return 0
     assert array.flags.c_contiguous, "only contiguous arrays are copied"
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
-
-
-def parse_device(text: str) -> int:
-    """The number in ``"cuda:0"``; ``"cuda"`` is 0. Raises UserError otherwise."""
-    kind, _, number = text.partition(":")
-    if kind != "cuda" or not (number.isdigit() or number == "" == text[4:]):
-        raise UserError(f"device {text!r} is unknown; write cuda:0, or emulated")
-    return int(number or 0)
-
-

@@ -103,10 +103,22 @@ class Launcher:
     ) -> Work:
         """Bind a kernel. ``arguments``: ctypes values, and arrays, which are passed as their addresses."""
         function = self.library.function(source, name, dtype, width, options)
-        return Launch(self._launch, function, _three(grid), _three(block), self.stream, [_argument(a) for a in arguments])
+        return Launch(
+            self._launch, function, _three(grid), _three(block), self.stream, [_argument(a) for a in arguments]
+        )
 
-    def flat(self, source: str, name: str, out: Array, pointers: Sequence[Array], values: Sequence[Any] = (), *,
-             dtype: str = "", width: int | None = None, options: tuple[str, ...] = ()) -> Work:
+    def flat(
+        self,
+        source: str,
+        name: str,
+        out: Array,
+        pointers: Sequence[Array],
+        values: Sequence[Any] = (),
+        *,
+        dtype: str = "",
+        width: int | None = None,
+        options: tuple[str, ...] = (),
+    ) -> Work:
         """Bind an element-wise kernel ``name(*pointers, size, *values)``: one pack a thread."""
         dtype, width = dtype or str(out.dtype), pack(*pointers) if width is None else width
         size = int(out.size)

@@ -72,7 +72,15 @@ def batch_norm_backward_weight(
 
 
 def batch_norm_backward_data(
-    on: Launcher, dx: Array, dy: Array, x: Array, mean: Array, rstd: Array, weight: Array, d_weight: Array, d_bias: Array
+    on: Launcher,
+    dx: Array,
+    dy: Array,
+    x: Array,
+    mean: Array,
+    rstd: Array,
+    weight: Array,
+    d_weight: Array,
+    d_bias: Array,
 ) -> Work:
     rows, channels = rows_of(x)
     arguments = [dx, dy, x, mean, rstd, weight, d_weight, d_bias, int64(rows), int32(channels)]

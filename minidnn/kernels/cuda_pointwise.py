@@ -65,7 +65,9 @@ def _copy_channels(on: Launcher, target: Array, source: Array, channels: int, at
     rows = rows_of(target)[0]
     strides = int(target.shape[-1]), int(source.shape[-1])
     narrow = target if target.shape[-1] == channels else source
-    addresses = [ctypes.c_void_p(a.data.ptr + offset * a.dtype.itemsize) for a, offset in ((target, at), (source, start))]
+    addresses = [
+        ctypes.c_void_p(a.data.ptr + offset * a.dtype.itemsize) for a, offset in ((target, at), (source, start))
+    ]
     width = pack(target, source, extent=channels)
     if any(extent % width for extent in (*strides, at, start)):
         width = 1
@@ -105,7 +107,16 @@ def adam_update(
 ) -> Work:  # fmt: skip
     where = (Scalar.LR, Scalar.GRADIENT_SCALE, Scalar.BIAS1, Scalar.BIAS2)
     constants = (beta1, beta2, 1.0 - beta1, 1.0 - beta2, eps, weight_decay)
-    arguments = [weight, first, second, gradient, scalars, *map(int32, where), int64(int(weight.size)), *map(float32, constants)]
+    arguments = [
+        weight,
+        first,
+        second,
+        gradient,
+        scalars,
+        *map(int32, where),
+        int64(int(weight.size)),
+        *map(float32, constants),
+    ]
     return _update(on, "adam_update", (weight, first, second), gradient, arguments)
 
 

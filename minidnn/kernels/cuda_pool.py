@@ -34,7 +34,9 @@ def max_pool_inference(on: Launcher, y: Array, x: Array, *, kernel: Pair, stride
 def max_pool_backward(
     on: Launcher, dx: Array, dy: Array, index: Array, *, kernel: Pair, stride: Pair, padding: Pair
 ) -> Work:
-    return _gather(on, "max_pool_backward", dx, [dx, dy, index], (dx, dy, index), _window(dx, dy, kernel, stride, padding))
+    return _gather(
+        on, "max_pool_backward", dx, [dx, dy, index], (dx, dy, index), _window(dx, dy, kernel, stride, padding)
+    )
 
 
 def avg_pool_forward(on: Launcher, y: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Work:

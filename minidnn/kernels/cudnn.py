@@ -189,7 +189,9 @@ class Cudnn:
         shapes = {IMAGE: problem.x, FILTER: problem.weight, OUTPUT: problem.y}
         result = {"forward": OUTPUT, "backward_data": IMAGE, "backward_weight": FILTER}[problem.direction]
         given = {
-            number: graph.tensor(uid=number, dim=_dims(shape), stride=_strides(shape), data_type=self._types[problem.dtype])
+            number: graph.tensor(
+                uid=number, dim=_dims(shape), stride=_strides(shape), data_type=self._types[problem.dtype]
+            )
             for number, shape in shapes.items()
             if number != result
         }

@@ -68,6 +68,12 @@ def tampered(step: CompiledStep, rows: Iterable[Instruction]) -> CompiledStep:
     return step
 
 
-def identical(a: dict[str, NDArray[Any]], b: dict[str, NDArray[Any]]) -> bool:
-    """Whether two states agree in every bit."""
-    return all(np.array_equal(a[name], b[name]) for name in a)
+def differing(a: dict[str, NDArray[Any]], b: dict[str, NDArray[Any]]) -> str:
+    """Names of what differs between two states, in any bit."""
+    return ", ".join(name for name in a if not np.array_equal(a[name], b[name])) or "nothing"
+
+
+def inserted(rows: Sequence[Instruction], at: int, row: Instruction) -> list[Instruction]:
+    """The rows with one more before row ``at``. Waits count rows, so those for later rows move along."""
+    moved = [r._replace(waits=tuple(w._replace(row=w.row + (w.row >= at)) for w in r.waits)) for r in rows]
+    return [*moved[:at], row, *moved[at:]]

@@ -171,7 +171,13 @@ def test_a_pipe_gets_plain_lines_and_few(process: Script) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_a_terminal_gets_a_progress_bar(root: Path, tmp_path: Path) -> None:
-    code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
+    code = (
+        "import fcntl, os, pty, struct, sys, termios\n"
+        "if sys.argv[1] == 'wide':\n"
+        "    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack('4H', 24, 100, 0, 0))\n"
+        "    os.execv(sys.argv[2], sys.argv[2:])\n"
+        "sys.exit(pty.spawn([sys.executable, sys.argv[0], *sys.argv[1:]]) >> 8)\n"
+    )
     script = str(root / "scripts" / "train.py")
     done = subprocess.run(
         [sys.executable, "-c", code, sys.executable, script, *LENET, "--epochs", "1", "--output", "run"],
