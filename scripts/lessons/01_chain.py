@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import minidnn
+from minidnn.commandline import run
 from lesson import ask, options, show
 
 
@@ -41,4 +42,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

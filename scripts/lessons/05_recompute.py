@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import minidnn
+from minidnn.commandline import run
 from lesson import ask, batch, differing, inserted, options, show, tampered
 from minidnn import CompiledStep, Decision, Plan
 from minidnn.schedule.instruction import Op
@@ -60,4 +61,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))
