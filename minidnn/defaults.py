@@ -48,7 +48,7 @@ _FACTS = {
     "cifar100": Facts(50000, 32, 32, 3, 100),
 }
 DEFAULTS = {
-    "digits": Defaults(None, 32, 12, "nesterov", 0.1, "cosine", 5e-4, 0.0, 1, False, True),
+    "digits": Defaults(None, 64, 18, "nesterov", 0.1, "cosine", 5e-4, 0.0, 1, False, True),
     "mnist": Defaults(None, 128, 20, "nesterov", 0.1, "cosine", 5e-4, 0.0, 2, False, True),
     "cifar10": Defaults(None, 128, 160, "nesterov", 0.1, "cosine", 5e-4, 0.0, 4, True, True),
     "cifar100": Defaults(None, 128, 160, "nesterov", 0.1, "cosine", 5e-4, 0.0, 4, True, True),

@@ -37,6 +37,7 @@ class Job:
         device: what it was compiled for; None: planned only.
         naive, keep: what the same step takes under these two plans.
         dropped: the batch norm that cannot use the last batch of an epoch, which is therefore left out; or None.
+        notes: what a person should know before it runs.
     """
 
     args: Namespace
@@ -47,6 +48,7 @@ class Job:
     naive: MemoryProfile
     keep: MemoryProfile
     dropped: str | None
+    notes: tuple[str, ...]
 
     @property
     def drop_last(self) -> bool:
@@ -85,7 +87,7 @@ class Job:
             "keep_bytes": self.keep.reserved_bytes,
             "predicted": _bytes_and_time(self.step.profile),
             "measured": None if measured.peak_bytes is None else _bytes_and_time(measured),
-            "outside_bytes": None,  # the emulated device has neither context nor libraries
+            "outside_bytes": 0,  # the emulated device has neither context nor libraries
             "offloaded_bytes": sum(v.spec.nbytes for row in rows if row.op is Op.OFFLOAD for v in row.reads),
             "recompute_fraction": repeated / forward if forward else 0.0,
             "ranks": 1,
@@ -126,15 +128,25 @@ def assemble(args: Namespace, *, device: str | None, facts: Facts | None = None)
     if args.recipe is not None and args.workspace_limit is not None:
         raise UserError(f"--recipe {args.recipe} has a workspace limit of its own: leave out --workspace-limit")
     recipe = None if args.recipe is None else Recipe.from_json(read_json(args.recipe))
+    plan, planned_for = choose_plan(args)
     step = minidnn.compile(
-        graph, choose_plan(args), device=device, memory=args.memory, host_memory=args.host_memory, recipe=recipe,
+        graph, plan, device=device, memory=args.memory, host_memory=args.host_memory, recipe=recipe,
         allocator=args.allocator, **common,
     )  # fmt: skip
+
+    notes = []
+    if dropped is not None:
+        notes.append(
+            f"the last batch of an epoch has one image, of which {dropped} sees one value per channel: left out in training "
+            "(not in evaluation), and counted"
+        )
+    if planned_for not in (None, step.recipe.hash):
+        notes.append(f"the plan {args.plan} was made for the recipe {planned_for}; this run has {step.recipe.hash}")
 
     def profile_of(plan: Plan) -> MemoryProfile:
         return minidnn.compile(graph, plan, device=None, recipe=step.recipe, **common).profile
 
-    return Job(args, facts, graph, step, device, profile_of(naive()), profile_of(keep()), dropped)
+    return Job(args, facts, graph, step, device, profile_of(naive()), profile_of(keep()), dropped, tuple(notes))
 
 
 def build_graph(args: Namespace, facts: Facts) -> Graph:
@@ -165,16 +177,21 @@ def optimizer(args: Namespace) -> Optimizer:
     return SGD(lr=args.lr, momentum=args.momentum, nesterov=args.opt == "nesterov", weight_decay=args.wd)
 
 
-def choose_plan(args: Namespace) -> Plan:
-    """The plan of ``--plan`` or ``--policy``. It looks at no budget yet."""
+def choose_plan(args: Namespace) -> tuple[Plan, str | None]:
+    """The plan of ``--plan`` or ``--policy``, and the hash of the recipe a file says it was made for.
+
+    It looks at no budget yet.
+    """
     if args.plan is not None:
         if args.policy is not None:
             raise UserError(f"--plan {args.plan} and --policy {args.policy} both say what is planned: give one of them")
-        return Plan.from_json(read_json(args.plan))
+        data = read_json(args.plan)
+        made_for = data.pop("recipe_hash", None)
+        return Plan.from_json(data), made_for
     policy = args.policy or "auto"
     if policy not in POLICIES:
         raise UserError(f"unknown policy {policy!r}; {nearest(policy, POLICIES)}")
-    return POLICIES[policy]()
+    return POLICIES[policy](), None
 
 
 def choose_device(name: str, profile: str) -> tuple[str, str]:
@@ -197,11 +214,14 @@ def load_data(job: Job) -> tuple[Job, Splits]:
     return assemble(args, device=job.device, facts=facts), splits
 
 
-def read_json(path: str) -> Any:
-    """A JSON file. Raises UserError naming it."""
+def read_json(path: str) -> dict[str, Any]:
+    """The object in a JSON file. Raises UserError naming the file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): give an existing file") from error
     except ValueError as error:
         raise UserError(f"{path} is no JSON ({error}): give a file that a run has written") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path} holds {type(data).__name__}, not a JSON object: give a file that a run has written")
+    return data

@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_model(parser)
     add_memory(parser)
     group = parser.add_argument_group("output")
-    group.add_argument("--rows", action="store_true", help="print the schedule of a training step, row by row")
+    group.add_argument("--dump", action="store_true", help="print the schedule of a training step, row by row")
     group.add_argument("--explain", action="store_true", help="print decision, bytes and workspace of every layer")
     group.add_argument("--json", metavar="FILE", help="write the numbers, with machine, versions and command")
     group.add_argument("--save-plan", metavar="FILE", help="write the plan for --plan")
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"  {human_bytes(resident.nbytes):>12}  {resident.role:<18}  {resident.layer or resident.name}")
     if args.explain:
         print(job.step.explain())
-    if args.rows:
+    if args.dump:
         print(job.step.program["train"].dump())
     if args.save_plan is not None:
         write_json(Path(args.save_plan), job.step.plan.to_json() | {"recipe_hash": job.step.recipe.hash})

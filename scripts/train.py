@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     folder = choose_folder(args.output, None if saved is None else path, args.data, args.arch)
     with ExitStack() as stack:
-        stack.callback(lambda: job.step.close())
         # A loss that runs away ends the run with a sentence of ours; NumPy's warnings on the way there would hide it.
         stack.enter_context(np.errstate(over="ignore", invalid="ignore", divide="ignore"))
+        stack.callback(lambda: job.step.close())
         job, splits = load_data(job)
         train, test = job.batches(splits)
         screen.line(describe(job, len(splits.test)))
@@ -80,11 +80,7 @@ def describe(job: Job, test: int | None = None) -> str:
         + (f", an update every {a.accum} batches" if a.accum > 1 else "")
         + f"; plan {job.step.plan.policy}",
     ]
-    if job.dropped is not None:
-        lines.append(
-            f"the last batch of an epoch has one image, of which {job.dropped} sees one value per channel: left out in "
-            "training (not in evaluation), and counted"
-        )
+    lines += [f"notice: {note}" for note in job.notes]
     return "\n".join(lines)
 
 

@@ -76,7 +76,7 @@ class CudaDevice:
         needed = not refused >= {"convolution", "matmul"}
         self.cudnn = open_cudnn(compute, precision, deterministic, refused) if needed else None
         self._launcher = Launcher(Library(cupy), launch, compute, int(self._scratch.ptr), self.cudnn)
-        self.kernels: Any = cuda_kernels.Immediate(self._launcher)
+        self.kernels: Any = cuda_kernels.Immediate(self._launcher, cupy.cuda.runtime.deviceSynchronize)
 
     # -- memory -----------------------------------------------------------------------------------------------------
     def open(self, reserved_bytes: int, host_bytes: int) -> None:

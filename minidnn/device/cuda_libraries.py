@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,7 @@ def device_count(runtime: Any) -> int:
 
 def open_cudnn(stream: int, precision: str, deterministic: bool, refuse: frozenset[str]) -> Cudnn:
     """cuDNN on a stream, after the libraries that it loads by name alone."""
-    with contextlib.suppress(
-        ImportError, RuntimeError
-    ):  # else they are libraries of the system, which the loader finds
+    with contextlib.suppress(ImportError, RuntimeError):  # else the loader finds the libraries of the system
         pathfinder = importlib.import_module("cuda.pathfinder")
         for library in ("cudart", "nvrtc", "cublasLt"):  # cuDNN aborts the process where it cannot find these
             pathfinder.load_nvidia_dynamic_lib(library)
@@ -58,7 +57,7 @@ def numpy_dtype(name: str) -> Any:
 
 def parse_device(text: str) -> int:
     """The number in ``"cuda:0"``; ``"cuda"`` is 0. Raises UserError otherwise."""
-    kind, _, number = text.partition(":")
-    if kind != "cuda" or not (number.isdigit() or number == "" == text[4:]):
+    match = re.fullmatch(r"cuda(?::(\d+))?", text)
+    if match is None:
         raise UserError(f"device {text!r} is unknown; write cuda:0, or emulated")
-    return int(number or 0)
+    return int(match[1] or 0)

@@ -205,7 +205,7 @@ class Kernels(Protocol):
     ) -> None:
         """d_logits = (p - q) * scalars[LOSS_WEIGHT]. d_logits may be probabilities."""
 
-    # -- optimizers: on flat (n,) slices; PyTorch's definitions; scalars as in minidnn.optim.SCALARS ----------------
+    # -- optimizers: on flat (n,) slices; PyTorch's definitions; scalars as in minidnn.scalars ----------------
     def sgd_update(self, weight: Array, gradient: Array, scalars: Array, *, weight_decay: float) -> None:
         """Updates: g = gradient * scalars[GRADIENT_SCALE] + weight_decay * weight; weight -= lr * g."""
 

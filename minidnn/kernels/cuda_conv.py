@@ -11,7 +11,17 @@ from typing import Any
 
 from minidnn.errors import UserError
 from minidnn.kernels.base import Array, Pair
-from minidnn.kernels.cuda_launch import SCRATCH_BYTES, THREADS, Launcher, Sequential, Work, int32, int64, structure
+from minidnn.kernels.cuda_launch import (
+    SCRATCH_BYTES,
+    SINGLE,
+    THREADS,
+    Launcher,
+    Sequential,
+    Work,
+    int32,
+    int64,
+    structure,
+)
 from minidnn.kernels.cuda_pointwise import bias_add
 from minidnn.kernels.cudnn import FILTER, IMAGE, LEFT, OUTPUT, OWN, PRODUCT, RIGHT, Convolution, Product
 
@@ -87,7 +97,7 @@ def _own_convolution(
     else:
         rows, columns, arguments = k // groups, r * s * share, [weight, x, y, shape, int32(int(accumulate))]
     grid = (-(-rows // TILE), -(-columns // TILE), groups)
-    return on.launch("gemm", f"conv2d_{problem.direction}", problem.dtype, 1, grid, (THREADS,), arguments)
+    return on.launch("gemm", f"conv2d_{problem.direction}", problem.dtype, SINGLE, grid, (THREADS,), arguments)
 
 
 def linear_forward(on: Launcher, y: Array, x: Array, weight: Array, bias: Array | None = None) -> Work:
@@ -115,4 +125,4 @@ def _multiply(on: Launcher, c: Array, a: Array, b: Array, problem: Product, accu
     arguments = [c, a, b, int64(p.rows), int32(p.columns), int64(p.depth)]
     arguments += [*map(int64, (p.a_row, p.a_depth, p.b_depth, p.b_column)), int32(int(accumulate))]
     grid = (-(-p.rows // TILE), -(-p.columns // TILE))
-    return on.launch("gemm", "matrix_product", p.dtype, 1, grid, (THREADS,), arguments)
+    return on.launch("gemm", "matrix_product", p.dtype, SINGLE, grid, (THREADS,), arguments)

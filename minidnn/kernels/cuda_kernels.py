@@ -1,13 +1,16 @@
 """The CUDA backend: a function for every kernel of ``minidnn.kernels.base.Kernels``, which binds it to operands.
 
-``relu_forward(launcher, y, x)`` returns a ``Work``; ``Immediate(launcher).relu_forward(y, x)`` also runs it, at once, and so
-has the signatures of the protocol. The only additions are the options of a convolution engine.
+``relu_forward(launcher, y, x)`` returns a ``Work``, which enqueues the kernel whenever it is called. The only addition to the
+protocol are the options of a convolution engine. ``Immediate`` has the kernels in the protocol's own form.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
+from minidnn.kernels.base import Pair
 from minidnn.kernels.cuda_conv import (
     conv2d_backward_data,
     conv2d_backward_weight,
@@ -16,7 +19,7 @@ from minidnn.kernels.cuda_conv import (
     linear_backward_weight,
     linear_forward,
 )
-from minidnn.kernels.cuda_launch import Launcher
+from minidnn.kernels.cuda_launch import Launcher, Work
 from minidnn.kernels.cuda_norm import (
     batch_norm_apply,
     batch_norm_backward_data,
@@ -56,6 +59,8 @@ from minidnn.kernels.cuda_pool import (
     subsample_backward_weight,
     subsample_forward,
 )
+from minidnn.kernels.cudnn import OWN, Convolution, Shape
+from minidnn.schedule.recipe import Engine
 
 __all__ = [
     "adam_update", "add_forward", "avg_pool_backward", "avg_pool_forward", "batch_norm_apply",
@@ -70,17 +75,44 @@ __all__ = [
 
 
 class Immediate:
-    """The kernels as functions that enqueue at once on a launcher's stream: for tests and measurements, not for steps."""
+    """The kernels with the signatures of the protocol, run to their end by every call: for tests, not for steps.
 
-    def __init__(self, launcher: Launcher) -> None:
+    ``synchronize`` blocks the host until the whole device is idle, so that arrays made on any stream may be passed.
+    """
+
+    __all__ = (*__all__, "select_engine")
+
+    def __init__(self, launcher: Launcher, synchronize: Callable[[], None]) -> None:
         self._launcher = launcher
+        self._synchronize = synchronize
+        for name in __all__:
+            setattr(self, name, self._immediate(globals()[name]))
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in __all__:
-            raise AttributeError(f"there is no kernel {name!r}")
-        bind = globals()[name]
-
+    def _immediate(self, bind: Callable[..., Work]) -> Callable[..., None]:
         def call(*operands: Any, **attrs: Any) -> None:
+            self._synchronize()
             bind(self._launcher, *operands, **attrs)()
+            self._synchronize()
 
+        call.__signature__ = _protocol_signature(bind)  # type: ignore[attr-defined]
         return call
+
+    def select_engine(
+        self, direction: str, x_shape: Shape, y_shape: Shape, weight_shape: Shape, stride: Pair, padding: Pair,
+        dilation: Pair, groups: int, itemsize: int, workspace_limit: int | None,
+    ) -> Engine:  # fmt: skip
+        """As ``numpy_kernels.select_engine``. Of 16-bit types it chooses for float16."""
+        dtype = {4: "float32", 2: "float16"}[itemsize]
+        problem = Convolution(direction, x_shape, y_shape, weight_shape, stride, padding, dilation, dtype)
+        cudnn = self._launcher.cudnn
+        engine: Engine = OWN if cudnn is None else cudnn.select(problem, workspace_limit)
+        return engine
+
+
+def _protocol_signature(bind: Callable[..., Work]) -> inspect.Signature:
+    """Without the launcher and without the options of an engine, for which the protocol has NumPy's ``images``."""
+    parameters = list(inspect.signature(bind).parameters.values())[1:]
+    if parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:
+        del parameters[-1]
+        parameters = [p.replace(default=p.empty) if p.name == "images" else p for p in parameters]
+    return inspect.Signature(parameters)

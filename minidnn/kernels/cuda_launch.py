@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidnn.errors import UserError
 from minidnn.kernels.base import Array
@@ -30,6 +30,16 @@ KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
 C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
+class Access(NamedTuple):
+    """Elements that a thread handles at once, and whether it must move them one by one."""
+
+    width: int
+    narrow: bool = False
+
+
+SINGLE = Access(1)
+
+
 class Library:
     """The compiled sources of one device. CuPy keeps the binaries on disk, so only a first run ever waits for them."""
 
@@ -37,9 +47,10 @@ class Library:
         self._cupy = cupy
         self._modules: dict[tuple[str, tuple[str, ...]], Any] = {}
 
-    def function(self, source: str, name: str, dtype: str, width: int, options: tuple[str, ...] = ()) -> int:
-        """The address of a kernel of ``cuda/<source>.cu`` for an element type and an access width, compiled at first use."""
-        flags = ("-std=c++17", f"-DKIND={KINDS[dtype]}", f"-DWIDTH={width}", *options)
+    def function(self, source: str, name: str, dtype: str, by: Access, options: tuple[str, ...] = ()) -> int:
+        """The address of a kernel of ``cuda/<source>.cu`` for an element type and an access, compiled at first use."""
+        narrow = ("-DNARROW",) if by.narrow else ()
+        flags = ("-std=c++17", f"-DKIND={KINDS[dtype]}", f"-DWIDTH={by.width}", *narrow, *options)
         key = (source, flags)
         if key not in self._modules:
             code = "\n".join((SOURCES / part).read_text(encoding="utf-8") for part in ("common.cuh", f"{source}.cu"))
@@ -95,14 +106,14 @@ class Launcher:
         source: str,
         name: str,
         dtype: str,
-        width: int,
+        by: Access,
         grid: Sequence[int],
         block: Sequence[int],
         arguments: Sequence[Any],
         options: tuple[str, ...] = (),
     ) -> Work:
         """Bind a kernel. ``arguments``: ctypes values, and arrays, which are passed as their addresses."""
-        function = self.library.function(source, name, dtype, width, options)
+        function = self.library.function(source, name, dtype, by, options)
         return Launch(
             self._launch, function, _three(grid), _three(block), self.stream, [_argument(a) for a in arguments]
         )
@@ -116,25 +127,25 @@ class Launcher:
         values: Sequence[Any] = (),
         *,
         dtype: str = "",
-        width: int | None = None,
+        by: Access | None = None,
         options: tuple[str, ...] = (),
     ) -> Work:
         """Bind an element-wise kernel ``name(*pointers, size, *values)``: one pack a thread."""
-        dtype, width = dtype or str(out.dtype), pack(*pointers) if width is None else width
+        dtype, by = dtype or str(out.dtype), by or access(*pointers)
         size = int(out.size)
         arguments = [*pointers, int64(size), *values]
-        return self.launch(source, name, dtype, width, (flat_blocks(size, width),), (THREADS,), arguments, options)
+        return self.launch(source, name, dtype, by, (flat_blocks(size, by.width),), (THREADS,), arguments, options)
 
-    def rows(self, source: str, name: str, x: Array, arguments: Sequence[Any], width: int) -> Work:
+    def rows(self, source: str, name: str, x: Array, arguments: Sequence[Any], by: Access) -> Work:
         """Bind a kernel that walks x as rows x channels (``Rows`` in common.cuh), as many blocks as keep a GPU full."""
         rows, channels = rows_of(x)
-        columns, lanes = block_shape(channels, width)
-        across = -(-channels // (columns * width))
+        columns, lanes = block_shape(channels, by.width)
+        across = -(-channels // (columns * by.width))
         down = min(-(-rows // lanes), max(1, 4 * MOST_BLOCKS // across), LONGEST_GRID)
-        return self.launch(source, name, str(x.dtype), width, (across, down), (columns, lanes), arguments)
+        return self.launch(source, name, str(x.dtype), by, (across, down), (columns, lanes), arguments)
 
     def reduction(
-        self, source: str, names: tuple[str, str], values: int, rows: int, channels: int, dtype: str, width: int,
+        self, source: str, names: tuple[str, str], values: int, rows: int, channels: int, dtype: str, by: Access,
         partial_arguments: Sequence[Any], final_arguments: Callable[[int, int], Sequence[Any]],
     ) -> Work:  # fmt: skip
         """Bind a sum over rows of ``values`` numbers a channel, in two stages through the scratch.
@@ -143,13 +154,13 @@ class Launcher:
         How the rows are cut depends on the shape alone, so the bits do, too. Raises UserError where the partial sums
         of one block alone exceed the scratch.
         """
-        columns, lanes = block_shape(channels, width)
-        blocks = reduction_blocks(rows, channels, values, columns * width, lanes)
-        across = -(-channels // (columns * width))
+        columns, lanes = block_shape(channels, by.width)
+        blocks = reduction_blocks(rows, channels, values, columns * by.width, lanes)
+        across = -(-channels // (columns * by.width))
         arguments = [ctypes.c_void_p(self.scratch), *partial_arguments]
-        first = self.launch(source, names[0], dtype, width, (across, blocks), (columns, lanes), arguments)
+        first = self.launch(source, names[0], dtype, by, (across, blocks), (columns, lanes), arguments)
         grid, block = (-(-channels // FINAL_CHANNELS),), (FINAL_CHANNELS, FINAL_LANES)
-        second = self.launch(source, names[1], dtype, width, grid, block, final_arguments(blocks, lanes))
+        second = self.launch(source, names[1], dtype, by, grid, block, final_arguments(blocks, lanes))
         return Sequential(first, second)
 
 
@@ -199,15 +210,15 @@ def rows_of(x: Array) -> tuple[int, int]:
     return int(x.size) // channels, channels
 
 
-def pack(*arrays: Array, extent: int = 0) -> int:
-    """How many elements an access moves: 16 bytes' worth of the first array, or 1 where an address or ``extent`` forbids it.
+def access(*arrays: Array, extents: Sequence[int] = ()) -> Access:
+    """How a kernel reaches arrays: in packs of 16 bytes of the first, which has the widest type, where the extents allow it.
 
-    The first array has the widest type; an access moves as many elements of the others.
+    An address that is not aligned costs time only: the thread handles the same elements, so the bits stay.
     """
     width = PACK_BYTES // int(arrays[0].dtype.itemsize)
-    if extent % width or any(array.data.ptr % (width * int(array.dtype.itemsize)) for array in arrays):
-        return 1
-    return width
+    if any(extent % width for extent in extents):
+        return SINGLE
+    return Access(width, any(array.data.ptr % (width * int(array.dtype.itemsize)) for array in arrays))
 
 
 def block_shape(channels: int, width: int) -> tuple[int, int]:

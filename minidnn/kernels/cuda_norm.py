@@ -6,16 +6,17 @@ import ctypes
 
 from minidnn.kernels.base import Array
 from minidnn.kernels.cuda_launch import (
+    SINGLE,
     THREADS,
     Launcher,
     Sequential,
     Work,
+    access,
     flat_blocks,
     float32,
     float64,
     int32,
     int64,
-    pack,
     rows_of,
 )
 from minidnn.scalars import Scalar
@@ -28,7 +29,7 @@ def batch_norm_statistics(on: Launcher, mean: Array, rstd: Array, x: Array, *, e
     rows, channels = rows_of(x)
     names = ("batch_norm_statistics_partial", "batch_norm_statistics_final")
     return on.reduction(
-        "norm", names, 2, rows, channels, str(x.dtype), pack(x, extent=channels), [x, int64(rows), int32(channels)],
+        "norm", names, 2, rows, channels, str(x.dtype), access(x, extents=(channels,)), [x, int64(rows), int32(channels)],
         lambda blocks, lanes: [
             mean, rstd, ctypes.c_void_p(on.scratch), int64(rows), *map(int32, (channels, blocks, lanes)), float64(eps)
         ],
@@ -38,7 +39,7 @@ def batch_norm_statistics(on: Launcher, mean: Array, rstd: Array, x: Array, *, e
 def batch_norm_apply(on: Launcher, y: Array, x: Array, mean: Array, rstd: Array, weight: Array, bias: Array) -> Work:
     rows, channels = rows_of(x)
     arguments = [y, x, mean, rstd, weight, bias, int64(rows), int32(channels)]
-    return on.rows("norm", "batch_norm_apply", x, arguments, pack(y, x, extent=channels))
+    return on.rows("norm", "batch_norm_apply", x, arguments, access(y, x, extents=(channels,)))
 
 
 def batch_norm_running(
@@ -48,7 +49,7 @@ def batch_norm_running(
     share = -1.0 if momentum is None else momentum
     arguments = [running_mean, running_var, num_batches_tracked, mean, rstd, int32(int(mean.size))]
     arguments += [float64(eps), float64(share), float64(count / max(count - 1, 1))]
-    return on.launch("norm", "batch_norm_running", "float32", 1, (1,), (RUNNING_THREADS,), arguments)
+    return on.launch("norm", "batch_norm_running", "float32", SINGLE, (1,), (RUNNING_THREADS,), arguments)
 
 
 def batch_norm_inference(
@@ -56,7 +57,7 @@ def batch_norm_inference(
 ) -> Work:
     rows, channels = rows_of(x)
     arguments = [y, x, running_mean, running_var, weight, bias, int64(rows), int32(channels), float64(eps)]
-    return on.rows("norm", "batch_norm_inference", x, arguments, pack(y, x, extent=channels))
+    return on.rows("norm", "batch_norm_inference", x, arguments, access(y, x, extents=(channels,)))
 
 
 def batch_norm_backward_weight(
@@ -65,7 +66,7 @@ def batch_norm_backward_weight(
     rows, channels = rows_of(x)
     names = ("batch_norm_backward_weight_partial", "batch_norm_backward_weight_final")
     return on.reduction(
-        "norm", names, 2, rows, channels, str(x.dtype), pack(dy, x, extent=channels),
+        "norm", names, 2, rows, channels, str(x.dtype), access(dy, x, extents=(channels,)),
         [dy, x, mean, int64(rows), int32(channels)],
         lambda blocks, _: [d_weight, d_bias, rstd, ctypes.c_void_p(on.scratch), int32(channels), int32(blocks)],
     )  # fmt: skip
@@ -84,14 +85,14 @@ def batch_norm_backward_data(
 ) -> Work:
     rows, channels = rows_of(x)
     arguments = [dx, dy, x, mean, rstd, weight, d_weight, d_bias, int64(rows), int32(channels)]
-    return on.rows("norm", "batch_norm_backward_data", x, arguments, pack(dx, dy, x, extent=channels))
+    return on.rows("norm", "batch_norm_backward_data", x, arguments, access(dx, dy, x, extents=(channels,)))
 
 
 def channel_sum(on: Launcher, d_bias: Array, dy: Array, *, accumulate: bool = False) -> Work:
     rows, channels = rows_of(dy)
     names = ("channel_sum_partial", "channel_sum_final")
     return on.reduction(
-        "norm", names, 1, rows, channels, str(dy.dtype), pack(dy, extent=channels), [dy, int64(rows), int32(channels)],
+        "norm", names, 1, rows, channels, str(dy.dtype), access(dy, extents=(channels,)), [dy, int64(rows), int32(channels)],
         lambda blocks, _: [d_bias, ctypes.c_void_p(on.scratch), *map(int32, (channels, blocks, int(accumulate)))],
     )  # fmt: skip
 
@@ -100,14 +101,14 @@ def lrn_forward(
     on: Launcher, y: Array, scale: Array, x: Array, *, size: int, alpha: float, beta: float, k: float
 ) -> Work:
     values = (int32(int(x.shape[-1])), int32(size), float32(alpha), float32(beta), float32(k))
-    return on.flat("norm", "lrn_forward", y, (y, scale, x), values, width=1)
+    return on.flat("norm", "lrn_forward", y, (y, scale, x), values, by=SINGLE)
 
 
 def lrn_backward(
     on: Launcher, dx: Array, dy: Array, x: Array, scale: Array, *, size: int, alpha: float, beta: float, k: float
 ) -> Work:
     values = (int32(int(x.shape[-1])), int32(size), float32(alpha), float32(beta))
-    return on.flat("norm", "lrn_backward", dx, (dx, dy, x, scale), values, width=1)
+    return on.flat("norm", "lrn_backward", dx, (dx, dy, x, scale), values, by=SINGLE)
 
 
 def softmax_cross_entropy_forward(
@@ -116,9 +117,11 @@ def softmax_cross_entropy_forward(
     samples, classes = logits.shape
     blocks, dtype, scratch = min(samples, LOSS_BLOCKS), str(logits.dtype), ctypes.c_void_p(on.scratch)
     arguments = [scratch, probabilities, logits, labels, int32(samples), int32(classes), float64(smoothing)]
-    first = on.launch("loss", "softmax_forward_partial", dtype, 1, (blocks,), (LOSS_THREADS,), arguments)
+    first = on.launch("loss", "softmax_forward_partial", dtype, SINGLE, (blocks,), (LOSS_THREADS,), arguments)
     arguments = [loss, scratch, int32(blocks), int32(samples)]
-    return Sequential(first, on.launch("loss", "softmax_forward_final", dtype, 1, (1,), (LOSS_THREADS,), arguments))
+    return Sequential(
+        first, on.launch("loss", "softmax_forward_final", dtype, SINGLE, (1,), (LOSS_THREADS,), arguments)
+    )
 
 
 def softmax_cross_entropy_backward(
@@ -127,4 +130,6 @@ def softmax_cross_entropy_backward(
     size, classes = int(probabilities.size), int(probabilities.shape[1])
     arguments = [d_logits, probabilities, labels, scalars, int32(Scalar.LOSS_WEIGHT)]
     arguments += [int64(size), int32(classes), float64(smoothing)]
-    return on.launch("loss", "softmax_backward", str(d_logits.dtype), 1, (flat_blocks(size, 1),), (THREADS,), arguments)
+    return on.launch(
+        "loss", "softmax_backward", str(d_logits.dtype), SINGLE, (flat_blocks(size, 1),), (THREADS,), arguments
+    )

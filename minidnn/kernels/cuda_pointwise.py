@@ -11,11 +11,11 @@ from minidnn.kernels.cuda_launch import (
     Launcher,
     Sequential,
     Work,
+    access,
     flat_blocks,
     float32,
     int32,
     int64,
-    pack,
     rows_of,
 )
 from minidnn.scalars import Scalar
@@ -45,34 +45,34 @@ def dropout(on: Launcher, y: Array, x: Array, counters: Array, *, node: int, thr
     values = (ctypes.c_uint(node), ctypes.c_ulonglong(threshold), float32(scale))
     blocks = -(-int(y.size) // (4 * THREADS))  # a thread makes four words
     arguments = [y, x, counters, int64(int(y.size)), *values]
-    return on.launch("pointwise", "dropout", str(y.dtype), pack(y, x), (blocks,), (THREADS,), arguments)
+    return on.launch("pointwise", "dropout", str(y.dtype), access(y, x), (blocks,), (THREADS,), arguments)
 
 
 def convert(on: Launcher, y: Array, x: Array) -> Work:
     options = (f"-DFROM={C_TYPES[str(x.dtype)]}", f"-DTO={C_TYPES[str(y.dtype)]}")
     wider = x if x.dtype.itemsize >= y.dtype.itemsize else y
-    return on.flat("convert", "convert", y, (y, x), dtype="float32", width=pack(wider, y, x), options=options)
+    return on.flat("convert", "convert", y, (y, x), dtype="float32", by=access(wider, y, x), options=options)
 
 
 def bias_add(on: Launcher, y: Array, bias: Array) -> Work:
     """y += bias, per channel: not a kernel of the protocol, but the second half of two of them."""
     rows, channels = rows_of(y)
-    return on.rows("pointwise", "bias_add", y, [y, bias, int64(rows), int32(channels)], pack(y, bias, extent=channels))
+    return on.rows(
+        "pointwise", "bias_add", y, [y, bias, int64(rows), int32(channels)], access(y, bias, extents=(channels,))
+    )
 
 
 def _copy_channels(on: Launcher, target: Array, source: Array, channels: int, at: int, start: int) -> Work:
     """target[..., at : at + channels] = source[..., start : start + channels]."""
     rows = rows_of(target)[0]
     strides = int(target.shape[-1]), int(source.shape[-1])
-    narrow = target if target.shape[-1] == channels else source
+    narrower = target if target.shape[-1] == channels else source
     addresses = [
         ctypes.c_void_p(a.data.ptr + offset * a.dtype.itemsize) for a, offset in ((target, at), (source, start))
     ]
-    width = pack(target, source, extent=channels)
-    if any(extent % width for extent in (*strides, at, start)):
-        width = 1
+    by = access(target, source, extents=(channels, *strides, at, start))
     arguments = [*addresses, int64(rows), int32(channels), *map(int64, strides)]
-    return on.rows("pointwise", "copy_channels", narrow, arguments, width)
+    return on.rows("pointwise", "copy_channels", narrower, arguments, by)
 
 
 def concat_forward(on: Launcher, y: Array, *inputs: Array) -> Work:
@@ -122,6 +122,6 @@ def adam_update(
 
 def _update(on: Launcher, name: str, state: tuple[Array, ...], gradient: Array, arguments: list[object]) -> Work:
     """Weights and state are float32; the gradient has the type the source is compiled for."""
-    width = pack(*state, gradient)
-    blocks = flat_blocks(int(state[0].size), width)
-    return on.launch("optim", name, str(gradient.dtype), width, (blocks,), (THREADS,), arguments)
+    by = access(*state, gradient)
+    blocks = flat_blocks(int(state[0].size), by.width)
+    return on.launch("optim", name, str(gradient.dtype), by, (blocks,), (THREADS,), arguments)

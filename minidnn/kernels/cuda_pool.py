@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 from minidnn.kernels.base import Array, Pair
-from minidnn.kernels.cuda_launch import THREADS, Launcher, Work, block_shape, int32, int64, pack, structure
+from minidnn.kernels.cuda_launch import THREADS, Launcher, Work, access, block_shape, int32, int64, structure
 
 
 def _window(x: Array, y: Array, kernel: Pair, stride: Pair, padding: Pair) -> Any:
@@ -15,10 +15,10 @@ def _window(x: Array, y: Array, kernel: Pair, stride: Pair, padding: Pair) -> An
 
 def _gather(on: Launcher, name: str, out: Array, operands: list[Any], packed: tuple[Array, ...], *rest: Any) -> Work:
     """Bind ``name(*operands, images, *rest)`` with one thread for each pack of ``out``; ``packed``: what moves in packs."""
-    width = pack(*packed, extent=int(out.shape[-1]))
-    blocks = -(-(int(out.size) // width) // THREADS)
+    by = access(*packed, extents=(int(out.shape[-1]),))
+    blocks = -(-(int(out.size) // by.width) // THREADS)
     arguments = [*operands, int64(int(out.shape[0])), *rest]
-    return on.launch("pool", name, str(out.dtype), width, (blocks,), (THREADS,), arguments)
+    return on.launch("pool", name, str(out.dtype), by, (blocks,), (THREADS,), arguments)
 
 
 def max_pool_forward(
@@ -49,11 +49,11 @@ def avg_pool_backward(on: Launcher, dx: Array, dy: Array, *, kernel: Pair, strid
 
 def global_avg_pool_forward(on: Launcher, y: Array, x: Array) -> Work:
     images, height, columns, channels = x.shape
-    width = pack(y, x, extent=channels)
-    across, lanes = block_shape(channels, width)
-    grid = (-(-channels // (across * width)), images)
+    by = access(y, x, extents=(channels,))
+    across, lanes = block_shape(channels, by.width)
+    grid = (-(-channels // (across * by.width)), images)
     return on.launch(
-        "pool", "global_avg_pool_forward", str(x.dtype), width, grid, (across, lanes),
+        "pool", "global_avg_pool_forward", str(x.dtype), by, grid, (across, lanes),
         [y, x, int32(height * columns), int32(channels)],
     )  # fmt: skip
 
@@ -80,7 +80,7 @@ def subsample_backward_weight(
     names = ("subsample_backward_weight_partial", "subsample_backward_weight_final")
     window = _window(x, dy, kernel, kernel, (0, 0))
     return on.reduction(
-        "pool", names, 2, images * height * columns, channels, str(dy.dtype), pack(dy, x, extent=channels),
+        "pool", names, 2, images * height * columns, channels, str(dy.dtype), access(dy, x, extents=(channels,)),
         [dy, x, int64(images), window],
         lambda blocks, _: [d_weight, d_bias, ctypes.c_void_p(on.scratch), int32(channels), int32(blocks)],
     )  # fmt: skip

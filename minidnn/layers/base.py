@@ -7,7 +7,7 @@ bytes to the schedule. It only *describes* which kernels to call, as ``Call`` ro
     y              its output                       dy             its gradient
     <aux key>      what forward leaves for backward, such as "mean"
     <parameter>    such as "weight"                 d_<parameter>  this micro-batch's gradient of it
-    scalars        (8,) learning rate, loss weight, ...  see ``minidnn.optim.SCALARS``
+    scalars        (8,) learning rate, loss weight, ...  see ``minidnn.scalars``
     counters       (4,) uint32: step low, step high, seed, rank
 
 What a backward needs is what its rows read: there is no second declaration that could drift, and a backward cannot be

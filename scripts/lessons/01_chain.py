@@ -10,13 +10,13 @@ the buffer only waits. The bytes alive in the fullest column are what the step n
 import sys
 from collections.abc import Sequence
 
+from lesson import ask, options, run, show
+
 import minidnn
-from minidnn.commandline import run
-from lesson import ask, options, show
 
 
-def chain(length: int) -> minidnn.Graph:
-    """Convolutions one after another, then a classifier."""
+def net(length: int) -> minidnn.Graph:
+    """Convolutions one after another, then a classifier: images in, one of ten classes out."""
     g = minidnn.Graph()
     x, y = g.input((8, 16, 16, 16)), g.label((8,))
     for i in range(length):
@@ -28,15 +28,15 @@ def chain(length: int) -> minidnn.Graph:
 def main(argv: Sequence[str] | None = None) -> int:
     """Show the map of a chain of four convolutions."""
     args = options(argv, __doc__)
-    step = minidnn.compile(chain(4), device=None)  # no device: nothing runs, everything is known
-    show(step.program["train"], limit=18)
+    step = minidnn.compile(net(4), device=None)  # no device: nothing runs, and everything is known
+    show(step.program["train"])
     print(f"\npeak: {step.profile.peak_bytes} bytes")
     return ask(
         args.answer,
         "the output of conv1 is alive for most of the step. In how many columns is it touched?",
         right=3,
-        why="conv1 writes it, conv2 reads it, and much later conv2's weight gradient reads it again. Everything between "
-        "is waiting: the other lessons are about what to do with those dashes.",
+        why="conv1 writes it, conv2 reads it, and much later conv2's weight gradient reads it again. In between it "
+        "waits: the other lessons are about what to do with those dashes.",
         hint="Find the line conv1 and count its letters A, not its dashes.",
     )
 

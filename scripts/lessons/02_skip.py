@@ -10,9 +10,9 @@ around the last two.
 import sys
 from collections.abc import Sequence
 
+from lesson import ask, options, run, show
+
 import minidnn
-from minidnn.commandline import run
-from lesson import ask, options, show
 from minidnn.graph import Role
 from minidnn.schedule.program import Schedule
 from minidnn.schedule.simulate import live_buffers

@@ -10,9 +10,9 @@ The same holds for every buffer that lives briefly; scratch is only the extreme 
 import sys
 from collections.abc import Sequence
 
+from lesson import ask, options, run, show
+
 import minidnn
-from minidnn.commandline import run
-from lesson import ask, options, show
 from minidnn import Plan, Reuse
 from minidnn.graph import Role
 

@@ -11,18 +11,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minidnn import CompiledStep, Graph
+from minidnn import CompiledStep, Graph, UserError
+from minidnn.commandline import run
 from minidnn.lifetime_map import lifetime_map
-from minidnn.schedule.instruction import DEVICE, Instruction
+from minidnn.schedule.instruction import DEVICE, HOST, Instruction, Wait
 from minidnn.schedule.program import Schedule
 
+__all__ = [
+    "State", "ask", "batch", "chain", "differing", "inserted", "options", "require", "run", "show", "tampered", "without",
+]  # fmt: skip
 
-def options(argv: Sequence[str] | None, text: str | None, **defaults: str) -> argparse.Namespace:
+State = dict[str, NDArray[Any]]
+"""Parameters and running statistics by name."""
+
+
+def options(argv: Sequence[str] | None, text: str | None, **defaults: str | int) -> argparse.Namespace:
     """Read the command line: ``--answer``, and an option for each default. ``text`` is the lesson's docstring."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answer", metavar="VALUE", help="your answer to the question at the end")
     for name, default in defaults.items():
-        parser.add_argument(f"--{name}", default=default, help=f"default: {default}")
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"default: {default}")
     return parser.parse_args(argv)
 
 
@@ -39,6 +47,12 @@ def ask(answer: str | None, question: str, *, right: object, why: str, hint: str
     return 1
 
 
+def require(condition: bool, sentence: str) -> None:
+    """Refuse a wrong option in words."""
+    if not condition:
+        raise UserError(sentence)
+
+
 def same(answer: str, right: str) -> bool:
     """Whether two answers are the same number, or the same word in any case."""
     answer, right = answer.strip().lower(), right.strip().lower()
@@ -48,9 +62,20 @@ def same(answer: str, right: str) -> bool:
         return answer == right
 
 
-def show(schedule: Schedule, *, order: str = "birth", space: str = DEVICE, limit: int = 20) -> None:
-    """Print the lifetime map of a schedule: its largest buffers."""
-    print(lifetime_map(schedule.rows, schedule.offsets, columns=72, order=order, space=space, limit=limit))
+def show(schedule: Schedule, *, order: str = "birth", host: bool = False, limit: int = 20) -> None:
+    """Print the lifetime map of a schedule, its largest buffers; ``host``: then the map of host memory."""
+    for space in (DEVICE, HOST) if host else (DEVICE,):
+        print(lifetime_map(schedule.rows, schedule.offsets, columns=72, order=order, space=space, limit=limit))
+
+
+def chain(length: int) -> Graph:
+    """Convolutions one after another, of one pixel each so that they need no scratch memory; then a classifier."""
+    g = Graph()
+    x, y = g.input((8, 16, 16, 16)), g.label((8,))
+    for i in range(length):
+        x = g.conv2d(x, 16, 1, name=f"conv{i + 1}")
+    g.softmax_cross_entropy(g.linear(g.global_avg_pool(x, name="mean"), 10, name="classifier"), y)
+    return g
 
 
 def batch(graph: Graph) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -68,12 +93,18 @@ def tampered(step: CompiledStep, rows: Iterable[Instruction]) -> CompiledStep:
     return step
 
 
-def differing(a: dict[str, NDArray[Any]], b: dict[str, NDArray[Any]]) -> str:
+def differing(a: State, b: State) -> str:
     """Names of what differs between two states, in any bit."""
-    return ", ".join(name for name in a if not np.array_equal(a[name], b[name])) or "nothing"
+    return ", ".join(name for name in a if not np.array_equal(a[name], b[name]))
 
 
 def inserted(rows: Sequence[Instruction], at: int, row: Instruction) -> list[Instruction]:
     """The rows with one more before row ``at``. Waits count rows, so those for later rows move along."""
     moved = [r._replace(waits=tuple(w._replace(row=w.row + (w.row >= at)) for w in r.waits)) for r in rows]
     return [*moved[:at], row, *moved[at:]]
+
+
+def without(rows: Sequence[Instruction], at: int, wait: Wait) -> list[Instruction]:
+    """The rows, but row ``at`` does not wait for this."""
+    changed = rows[at]._replace(waits=tuple(w for w in rows[at].waits if w != wait))
+    return [*rows[:at], changed, *rows[at + 1 :]]

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from minidnn.kernels import numpy_kernels
+
 
 class Backend(NamedTuple):
     name: str
-    kernels: ModuleType
+    kernels: Any
     to_device: Callable[[Any], Any]
     to_host: Callable[[Any], Any]
 
 
-@pytest.fixture(params=["numpy", pytest.param("cuda", marks=pytest.mark.gpu)], scope="session")
-def backend(request: pytest.FixtureRequest) -> Backend:
+GPU = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda without cuDNN")]
+
+
+@pytest.fixture(params=["numpy", *GPU], scope="session")
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     if request.param == "numpy":
-        module = importlib.import_module("minidnn.kernels.numpy_kernels")
-        return Backend("numpy", module, np.array, np.array)
+        yield Backend("numpy", numpy_kernels, np.array, np.array)
+        return
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install minidnn-layup[cuda12]")
     if not cupy.cuda.is_available():
         pytest.skip("no usable CUDA device")
-    module = importlib.import_module("minidnn.kernels.cuda_kernels")
-    return Backend("cuda", module, cupy.array, cupy.asnumpy)
+    refuse = ("convolution", "matmul") if request.param != "cuda" else ()
+    device = importlib.import_module("minidnn.device.cuda").CudaDevice(refuse=refuse)
+    yield Backend(request.param, device.kernels, cupy.array, cupy.asnumpy)
+    device.close()
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ from minidnn.graph import Tensor
 from minidnn.layers import Graph
 
 TINY = ("--data", "synthetic:44,8,8,3,4", "-a", "tiny", "-b", "8", "--augment")
-"""Six steps an epoch, the last of four samples; batch norm, dropout, crop and flip. ``tiny`` is known to ``script`` only."""
+"""Six steps an epoch, the last of four samples; batch norm, dropout, crop and flip (the last option: not of plan.py).
+
+``tiny`` is known to ``script`` only."""
 
 LENET = ("--data", "synthetic:44,16,16,1,4", "-a", "lenet", "-b", "8")
 """The same for processes of their own."""

@@ -89,7 +89,9 @@ def test_every_net_takes_any_classes_and_grey_images_down_to_its_minimum(name):
         models.build(name, batch=3, image_size=smallest - 1)
 
 
-@pytest.mark.parametrize("name", ["lenet", "cifar_quick", "alexnet", "alexnet_2012", "vgg11", "googlenet", "densenet121"])
+@pytest.mark.parametrize(
+    "name", ["lenet", "cifar_quick", "alexnet", "alexnet_2012", "vgg11", "googlenet", "densenet121"]
+)
 def test_the_stated_minimum_is_the_true_one(name, monkeypatch):
     model = models.MODELS[name]
     monkeypatch.setitem(models.MODELS, name, model._replace(smallest=1))

@@ -1,5 +1,6 @@
 // What every source begins with. A source is compiled once for each element type (KIND: 0 float, 1 half, 2 bfloat16) and
-// each WIDTH: how many elements a thread moves at once, 16 bytes' worth where addresses and extents allow it, else 1.
+// each WIDTH: how many elements a thread handles at once, 16 bytes' worth where the extents allow it, else 1. NARROW: they
+// are moved one by one, because an address is not aligned; it changes no bit.
 // Arithmetic is float; sums across blocks are double, in an order that the shape alone fixes. There are no atomics.
 
 #if KIND == 0
@@ -31,8 +32,26 @@ __device__ inline void assign(__nv_bfloat16& target, float value) { target = __f
 
 template <typename E, int N> struct alignas(sizeof(E) * N) Pack { E item[N]; };
 
+template <int N, typename E> __device__ inline Pack<E, N> fetch(const E* source) {
+#ifdef NARROW
+    Pack<E, N> pack;
+    for (int i = 0; i < N; i++) pack.item[i] = source[i];
+    return pack;
+#else
+    return *reinterpret_cast<const Pack<E, N>*>(source);
+#endif
+}
+
+template <int N, typename E> __device__ inline void put(E* target, const Pack<E, N>& pack) {
+#ifdef NARROW
+    for (int i = 0; i < N; i++) target[i] = pack.item[i];
+#else
+    *reinterpret_cast<Pack<E, N>*>(target) = pack;
+#endif
+}
+
 template <int N, typename E> __device__ inline void load(float* out, const E* source) {
-    Pack<E, N> pack = *reinterpret_cast<const Pack<E, N>*>(source);
+    Pack<E, N> pack = fetch<N>(source);
 #pragma unroll
     for (int i = 0; i < N; i++) out[i] = to_float(pack.item[i]);
 }
@@ -41,7 +60,7 @@ template <int N, typename E> __device__ inline void store(E* target, const float
     Pack<E, N> pack;
 #pragma unroll
     for (int i = 0; i < N; i++) assign(pack.item[i], values[i]);
-    *reinterpret_cast<Pack<E, N>*>(target) = pack;
+    put<N>(target, pack);
 }
 
 // Calls f(first, width) on the elements of a flat tensor: one pack a thread, and the rest one by one.

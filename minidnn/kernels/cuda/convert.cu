@@ -13,10 +13,10 @@ __device__ inline void narrow(__nv_bfloat16& target, float value) { target = __f
 extern "C" __global__ void convert(TO* y, const FROM* x, Index size) {
     each_pack(size, [=](Index first, auto width) {
         constexpr int N = decltype(width)::value;
-        Pack<FROM, N> source = *reinterpret_cast<const Pack<FROM, N>*>(x + first);
+        Pack<FROM, N> source = fetch<N>(x + first);
         Pack<TO, N> target;
 #pragma unroll
         for (int i = 0; i < N; i++) narrow(target.item[i], widen(source.item[i]));
-        *reinterpret_cast<Pack<TO, N>*>(y + first) = target;
+        put<N>(y + first, target);
     });
 }

@@ -92,14 +92,13 @@ extern "C" __global__ void dropout(T* y, const T* x, const unsigned* counters, I
     }
 }
 
-// target[row, target_at + c] = source[row, source_at + c] for c < channels.
+// target[row, c] = source[row, c] for c < channels; the addresses are those of the first channel.
 extern "C" __global__ void copy_channels(T* target, const T* source, Index rows, int channels, Index target_stride,
                                          Index source_stride) {
     Rows at(channels);
     if (!at.inside) return;
     for (Index row = at.first; row < rows; row += at.step) {
-        Pack<T, V> pack = *reinterpret_cast<const Pack<T, V>*>(source + row * source_stride + at.channel);
-        *reinterpret_cast<Pack<T, V>*>(target + row * target_stride + at.channel) = pack;
+        put<V>(target + row * target_stride + at.channel, fetch<V>(source + row * source_stride + at.channel));
     }
 }
 

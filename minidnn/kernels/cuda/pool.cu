@@ -54,7 +54,7 @@ template <bool WITH_INDEX> __device__ inline void max_pool(T* y, Byte* index, co
         Pack<Byte, V> pack;
 #pragma unroll
         for (int i = 0; i < V; i++) pack.item[i] = where[i];
-        *reinterpret_cast<Pack<Byte, V>*>(index + place) = pack;
+        put<V>(index + place, pack);
     }
 }
 
@@ -92,7 +92,7 @@ extern "C" __global__ void max_pool_backward(T* dx, const T* dy, const Byte* ind
     each_window(in, s, [&](Index place, int tap) {
         float gradient[V];
         load<V>(gradient, dy + place);
-        Pack<Byte, V> chosen = *reinterpret_cast<const Pack<Byte, V>*>(index + place);
+        Pack<Byte, V> chosen = fetch<V>(index + place);
 #pragma unroll
         for (int i = 0; i < V; i++) sum[i] += chosen.item[i] == tap ? gradient[i] : 0.0f;
     });

@@ -1,0 +1,403 @@
+"""The CUDA device: its ordering and bookkeeping on a fake CUDA everywhere, its arithmetic on a real one where there is one."""
+
+import gc
+import inspect
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minidnn
+import tests.backend.fake_cuda as fake_cuda
+from minidnn.device.cuda import CudaDevice
+from minidnn.device.cuda_libraries import parse_device
+from minidnn.device.emulated import EmulatedDevice
+from minidnn.errors import UserError
+from minidnn.kernels import base, cuda_kernels, cuda_launch, cudnn, numpy_kernels
+from minidnn.schedule.instruction import COMPUTE, D2H, H2D
+from minidnn.schedule.recipe import Engine, Recipe
+from minidnn.spec import TensorSpec
+
+SOURCES = Path(cuda_launch.SOURCES)
+
+
+# -- a fake CUDA: what a GPU would do with what the device enqueues ---------------------------------------------------
+@pytest.fixture(params=[0, 1, 2])
+def cuda(request, monkeypatch):
+    """A fake CUDA whose kernels are NumPy's, run when the streams please."""
+    fake = fake_cuda.FakeCuda(request.param)
+    monkeypatch.setitem(sys.modules, "cupy", fake.module)
+
+    def host(operand):
+        return operand.host() if isinstance(operand, fake_cuda.FakeArray) else operand
+
+    def stand_in(name):
+        kernel = getattr(numpy_kernels, name)
+
+        def bind(on, *operands, **attrs):
+            arguments = [host(operand) for operand in operands]
+            extra = {key: host(value) for key, value in attrs.items()}
+            return lambda: fake.enqueue(on.stream, lambda: kernel(*arguments, **extra))
+
+        return bind
+
+    for name in cuda_kernels.__all__:
+        monkeypatch.setattr(cuda_kernels, name, stand_in(name))
+    return fake
+
+
+def device():
+    return CudaDevice(refuse=("convolution", "matmul"))
+
+
+def net(batch=4):
+    g = minidnn.Graph()
+    x = g.input((batch, 8, 8, 3))
+    h = g.relu(g.batch_norm(g.conv2d(x, 4, 3, padding=1)))
+    h = g.relu(g.batch_norm(g.conv2d(h, 8, 3, stride=2)))
+    g.softmax_cross_entropy(g.linear(g.dropout(g.global_avg_pool(h), 0.25), 5), g.label((batch,)))
+    return g
+
+
+def batches(count, batch=4):
+    rng = np.random.default_rng(7)
+    return [(rng.standard_normal((batch, 8, 8, 3), np.float32), rng.integers(0, 5, batch)) for _ in range(count)]
+
+
+OPTIMIZER = minidnn.SGD(lr=0.1, momentum=0.9, weight_decay=1e-4)
+
+
+def train(step, data):
+    results = [step.run(x, y) for x, y in data]  # the host runs ahead; losses are read late
+    return [r.loss for r in results], step.state_dict()
+
+
+def assert_same(one, other):
+    assert one[0] == other[0]
+    assert one[1].keys() == other[1].keys()
+    for name in one[1]:
+        np.testing.assert_array_equal(one[1][name], other[1][name], err_msg=name)
+
+
+def test_a_training_run_gives_the_bits_of_the_emulated_device(cuda):
+    data = batches(5)
+    expected = train(minidnn.compile(net(), optimizer=OPTIMIZER, device=EmulatedDevice()), data)
+    step = minidnn.compile(net(), optimizer=OPTIMIZER, device=device())
+    assert_same(train(step, data), expected)
+    reference = minidnn.compile(net(), optimizer=OPTIMIZER, device=EmulatedDevice())
+    train(reference, data)
+    np.testing.assert_array_equal(step.evaluate(data[0][0]), reference.evaluate(data[0][0]))
+
+
+def test_gradients_are_those_of_the_emulated_device(cuda):
+    x, y = batches(1)[0]
+    expected = minidnn.compile(net(), device=EmulatedDevice()).gradients(x, y)
+    found = minidnn.compile(net(), device=device()).gradients(x, y)
+    assert found.keys() == expected.keys()
+    for name in found:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def test_no_event_is_created_once_two_runs_have_made_theirs(cuda):
+    step = minidnn.compile(net(), optimizer=OPTIMIZER, device=device())
+    train(step, batches(3))
+    made = cuda.created
+    train(step, batches(6))
+    assert cuda.created == made
+
+
+def test_a_captured_step_gives_the_same_bits_and_waits_for_nothing_outside(cuda):
+    data = batches(6)
+    expected = train(minidnn.compile(net(), optimizer=OPTIMIZER, device=EmulatedDevice()), data)
+    step = minidnn.compile(net(), optimizer=OPTIMIZER, device=device())
+    first = [step.run(x, y).loss for x, y in data[:2]]
+    replay_train(step)
+    losses, state = train(step, data[2:])
+    assert cuda.launched == 4
+    assert_same((first + losses, state), expected)
+
+
+def replay_train(step):
+    """Replace row-by-row execution of an even number of runs so far by two captured graphs, one a pinned slot."""
+    executor = step.executor
+    graphs = []
+    runs = executor._runs
+    for parity in (0, 1):
+        executor._runs, executor._last = runs + parity, None
+        graphs.append(executor.device.capture(lambda: executor.run("train")))
+    executor._runs, executor._last, executor._ends = runs, None, [None, None]
+
+    def run(name):
+        assert name == "train"
+        parity = executor._runs % 2
+        executor._runs += 1
+        executor._ends[parity] = executor.device.launch(graphs[parity])
+        return executor._ends[parity]
+
+    executor.run = run
+
+
+def test_a_failing_capture_leaves_the_device_usable(cuda):
+    step = minidnn.compile(net(), optimizer=OPTIMIZER, device=device())
+    data = batches(4)
+    train(step, data[:2])
+    opened = step.executor.device
+
+    def fail():
+        opened.submit(H2D, None, (), 0.0, True)
+        raise KeyError("in the middle")
+
+    with pytest.raises(KeyError):
+        opened.capture(fail)
+    reference = minidnn.compile(net(), optimizer=OPTIMIZER, device=EmulatedDevice())
+    train(reference, data[:2])
+    assert_same(train(step, data[2:]), train(reference, data[2:]))
+
+
+def test_work_is_ordered_between_streams_by_its_waits_alone(cuda):
+    opened = device()
+    opened.open(4096, 4096)
+    spec = TensorSpec((256,), "float32")
+    on_device, on_host = opened.array("device", 512, spec), opened.array("host", 0, spec)
+    opened.put(on_device, 1.0)
+    batch = np.full(256, 2.0, np.float32)
+    ready = opened.submit(H2D, opened.copy(on_device, batch, H2D), (), 0.0, True)
+    done = opened.submit(D2H, opened.copy(on_host, on_device, D2H), (ready,), 0.0, True)
+    opened.wait(done)
+    np.testing.assert_array_equal(on_host, 2.0)
+    assert opened.submit(COMPUTE, None, (), 0.0, False) is None
+
+
+def test_closing_gives_every_byte_back_however_often_it_is_called(cuda):
+    step = minidnn.compile(net(), optimizer=OPTIMIZER, device=device())
+    x, y = batches(1)[0]
+    result = step.run(x, y)
+    opened = step.executor.device
+    assert cuda.used == step.profile.reserved_bytes + cuda_launch.SCRATCH_BYTES
+    assert opened.outside_bytes() == cuda_launch.SCRATCH_BYTES
+    step.close()
+    opened.close()
+    gc.collect()
+    assert cuda.used == 0 and not cuda.recorded
+    assert result.loss > 0
+
+
+def test_a_slab_that_the_gpu_has_not_is_refused_with_the_figures(cuda):
+    opened = device()
+    with pytest.raises(UserError, match=rf"slab of {cuda.total} bytes does not fit .* {cuda.total - cuda.used} of"):
+        opened.open(cuda.total, 512)
+
+
+def test_an_array_outside_the_slab_is_a_bug(cuda):
+    opened = device()
+    opened.open(4096, 512)
+    with pytest.raises(AssertionError, match="outside the slab"):
+        opened.array("device", 4000, TensorSpec((25,), "float32"))
+
+
+def test_the_clock_counts_what_has_run(cuda):
+    opened = device()
+    opened.open(4096, 512)
+    before = opened.seconds()
+    for _ in range(5):
+        opened.submit(COMPUTE, lambda: cuda.enqueue(opened._pointers[COMPUTE], lambda: None), (), 0.0, False)
+    opened.synchronize()
+    assert opened.seconds() - before == pytest.approx(5e-3)
+
+
+# -- without any CUDA -------------------------------------------------------------------------------------------------
+def test_without_cupy_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(UserError, match="pip install"):
+        CudaDevice()
+
+
+def test_a_device_that_is_not_there_is_refused(cuda):
+    with pytest.raises(UserError, match="cuda:3 does not exist, this machine has 1"):
+        CudaDevice(3, refuse=("convolution", "matmul"))
+
+
+@pytest.mark.parametrize(("text", "index"), [("cuda", 0), ("cuda:0", 0), ("cuda:12", 12)])
+def test_device_names_are_read(text, index):
+    assert parse_device(text) == index
+
+
+@pytest.mark.parametrize("text", ["cuda:", "cuda:x", "gpu", "cuda0", "cuda:-1"])
+def test_other_device_names_are_refused(text):
+    with pytest.raises(UserError, match="cuda:0"):
+        parse_device(text)
+
+
+def test_importing_the_cuda_modules_imports_neither_cupy_nor_cudnn():
+    code = "import minidnn.device.cuda, minidnn.cuda_recipes, sys; sys.exit('cupy' in sys.modules or 'cudnn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=SOURCES.parents[2], timeout=60, check=False).returncode == 0
+
+
+def protocol():
+    return {name: f for name, f in vars(base.Kernels).items() if inspect.isfunction(f) and name[0] != "_"}
+
+
+def test_the_backend_has_exactly_the_kernels_of_the_protocol():
+    assert sorted(cuda_kernels.__all__) == sorted(protocol())
+
+
+@pytest.mark.parametrize("name", protocol())
+def test_a_kernel_takes_the_operands_of_the_protocol_after_its_launcher(name):
+    expected = [
+        p.replace(annotation=p.empty) for p in list(inspect.signature(protocol()[name]).parameters.values())[1:]
+    ]
+    found = [
+        p.replace(annotation=p.empty)
+        for p in list(inspect.signature(getattr(cuda_kernels, name)).parameters.values())[1:]
+    ]
+    immediate = inspect.signature(getattr(cuda_kernels.Immediate(None, None), name)).parameters.values()
+    assert [p.replace(annotation=p.empty) for p in immediate] == expected
+    if name.startswith(
+        "conv2d"
+    ):  # the options of an engine are the backend's own: NumPy's images, cuDNN's engine and knobs
+        assert found.pop().kind is inspect.Parameter.VAR_KEYWORD
+        expected = [p.replace(default=0) if p.name == "images" else p for p in expected]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "channels", "values"),
+    [(1, 1, 1), (7, 3, 2), (10**6, 64, 2), (10**8, 2048, 2), (50, 32768, 2), (10**9, 5, 1)],
+)
+def test_partial_sums_fit_the_scratch_and_cover_every_row(rows, channels, values):
+    width = 4 if channels % 4 == 0 else 1
+    columns, lanes = cuda_launch.block_shape(channels, width)
+    assert columns * lanes == cuda_launch.THREADS
+    blocks = cuda_launch.reduction_blocks(rows, channels, values, columns * width, lanes)
+    assert blocks >= 1 and blocks * channels * values * 4 <= cuda_launch.SCRATCH_BYTES
+    # rows_of_block in common.cuh, in Python: what each block visits, `lanes` rows at a time
+    groups, rest = divmod(rows, lanes)
+    visited = [
+        (groups // blocks + (b < groups % blocks)) * lanes + rest * (groups % blocks == b) for b in range(blocks)
+    ]
+    assert sum(visited) == rows
+
+
+def test_a_reduction_over_too_many_channels_is_refused():
+    with pytest.raises(UserError, match="use at most 32768 channels"):
+        cuda_launch.reduction_blocks(100, 40000, 2, 128, 8)
+
+
+def test_what_a_thread_handles_depends_on_the_shape_and_not_on_addresses():
+    def array(address, dtype="float32"):
+        return fake_cuda.FakeArray((8,), dtype, type("Pointer", (), {"ptr": address}))
+
+    assert cuda_launch.access(array(512), array(1024), extents=(8, 12)) == (4, False)
+    assert cuda_launch.access(array(512), array(1028), extents=(8, 12)) == (4, True)
+    assert cuda_launch.access(array(512), array(1024), extents=(8, 6)) == (1, False)
+    assert cuda_launch.access(array(512, "float16"), extents=(16,)) == (8, False)
+    assert cuda_launch.access(array(512), array(520, "float16")) == (4, False)
+
+
+class FakeGraph:
+    """Plans of a fake cuDNN: (engine, knobs, workspace, builds, builds again)."""
+
+    def __init__(self, plans):
+        self.plans, self.built = plans, None
+
+    def create_execution_plans(self, modes):
+        self.limit = None
+
+    def deselect_numeric_notes(self, notes):
+        self.barred = notes
+
+    def deselect_workspace_greater_than(self, limit):
+        self.limit = limit
+
+    def get_execution_plan_count(self):
+        return len(self.plans)
+
+    def create_execution_plan(self, engine, knobs):
+        self.plans = [
+            p for p in self.plans if p[0] == engine and p[4] and {k.name: v for k, v in knobs.items()} == p[1]
+        ]
+        self.limit = None
+        if not self.plans:
+            raise RuntimeError("no such engine\nin detail")
+
+    def build_plan_at_index(self, index):
+        plan = self.plans[index]
+        if not plan[3] or (self.limit is not None and plan[2] > self.limit):
+            raise RuntimeError("deselected")
+
+    def get_engine_and_knobs_at_index(self, index):
+        return self.plans[index][0], {FakeKnob(name): value for name, value in self.plans[index][1].items()}
+
+    def get_workspace_size_plan_at_index(self, index):
+        return self.plans[index][2]
+
+
+class FakeKnob:
+    def __init__(self, name):
+        self.name = name
+
+
+class Knobs:
+    def __getattr__(self, name):
+        return FakeKnob(name)
+
+
+PLANS = [
+    (11, {"TILE_SIZE": 1}, 0, False, True),  # barred by its notes
+    (12, {"NOT_SET": 5}, 0, True, False),  # a knob this frontend cannot name
+    (13, {"TILE_SIZE": 2}, 4096, True, False),  # cannot be built again
+    (14, {"SPLIT_K_SLC": 4, "STAGES": 2}, 2048, True, True),
+    (15, {}, 0, True, True),
+]
+PROBLEM = cudnn.Convolution("forward", (2, 8, 8, 4), (2, 8, 8, 8), (8, 3, 3, 4), (1, 1), (1, 1), (1, 1), "float32")
+
+
+def fake_cudnn(monkeypatch, **kwargs):
+    note = type(
+        "Notes",
+        (),
+        {n: n for n in ("DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "TENSOR_CORE", "NONDETERMINISTIC")},
+    )
+    module = type(sys)("cudnn")
+    module.numerical_note, module.knob_type, module.create_handle = note, Knobs(), lambda: 1
+    module.set_stream, module.backend_version = lambda handle, stream: None, lambda: 91900
+    module.data_type = type("Types", (), {"FLOAT": 0, "HALF": 1, "BFLOAT16": 2})
+    module.heur_mode = type("Modes", (), {"A": 0, "B": 1, "FALLBACK": 2})
+    module.cudnnGraphNotSupportedError = KeyError
+    monkeypatch.setitem(sys.modules, "cudnn", module)
+    monkeypatch.setattr(cudnn.Cudnn, "_convolution", lambda self, problem: FakeGraph(list(PLANS)))
+    return cudnn.Cudnn(0, "fp32", True, **kwargs)
+
+
+def test_the_first_engine_that_builds_twice_is_chosen_and_survives_the_recipe_file(monkeypatch):
+    engine = fake_cudnn(monkeypatch).select(PROBLEM, None)
+    assert engine == Engine("cudnn", 2048, (("engine", 14), ("knob_SPLIT_K_SLC", 4), ("knob_STAGES", 2)))
+    recipe = Recipe(engines={"conv:forward": engine}, backend="cuda")
+    assert Recipe.from_json(recipe.to_json()) == recipe
+
+
+def test_a_workspace_limit_skips_the_engines_above_it(monkeypatch):
+    assert fake_cudnn(monkeypatch).select(PROBLEM, 2047) == Engine("cudnn", 0, (("engine", 15),))
+
+
+def test_where_cudnn_refuses_our_own_kernel_is_the_engine(monkeypatch):
+    assert fake_cudnn(monkeypatch, refuse=frozenset({"convolution"})).select(PROBLEM, None) == cudnn.OWN
+
+
+def test_an_engine_of_another_library_is_refused_with_the_remedy(monkeypatch):
+    with pytest.raises(UserError, match="no such engine; the recipe was made elsewhere"):
+        fake_cudnn(monkeypatch).plan(PROBLEM, {"engine": 99})
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize(
+    ("source", "flags"), [("pool", ("-DKIND=0", "-DWIDTH=4")), ("norm", ("-DKIND=2", "-DWIDTH=8", "-DNARROW"))]
+)
+def test_sources_compile(source, flags, tmp_path):
+    code = tmp_path / "source.cu"
+    code.write_text("".join((SOURCES / name).read_text(encoding="utf-8") for name in ("common.cuh", f"{source}.cu")))
+    command = ["nvcc", "-ptx", "-arch=sm_80", "-std=c++17", *flags, "-o", str(tmp_path / "out.ptx"), str(code)]
+    assert subprocess.run(command, timeout=120, check=False).returncode == 0

@@ -1,0 +1,115 @@
+"""Every lesson runs, accepts the right answer alone, stays small, and shows what it claims."""
+
+import ast
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "scripts" / "lessons"
+OURS = {"minidnn", "layup", "models", "lesson"}
+
+# lesson -> (right answer, what the learner may answer first); None: it is a number to be found out, see below
+ANSWERS = {
+    "01_chain": ("3", ("2", "21", "many")),
+    "02_skip": ("3", ("2", "4")),
+    "03_workspace": ("1354752", ("3036672", "336384")),
+    "04_pool_or_slab": ("No", ("yes", "")),
+    "05_recompute": ("0.19", ("0.2", "0.1")),
+    "06_offload": ("0", ("1", "12")),
+    "08_gradient_window": ("2", ("6", "12")),
+}
+
+
+@pytest.fixture
+def lesson(monkeypatch):
+    """Load a lesson by the name of its file, as if it had been started there."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(f"lesson_{name}", FOLDER / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    sys.modules.pop("lesson", None)
+
+
+def names():
+    return sorted(path.stem for path in FOLDER.glob("[0-9]*.py"))
+
+
+def test_there_are_nine_lessons_in_order_and_the_readme_lists_them():
+    assert [name[:2] for name in names()] == [f"{number:02}" for number in range(1, 10)]
+    listed = re.findall(r"^\| `(\w+)` \|", (FOLDER / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert listed == names() == list(ANSWERS)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_lesson_shows_a_map_and_a_question_and_knows_the_right_answer(name, lesson, capsys):
+    module = lesson(name)
+    right, wrong = ANSWERS[name]
+    assert module.main([]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^row +\|.*F.*\|$|^\d+ rows a column +\|.*F.*\|$", shown, re.MULTILINE)
+    assert "live, tenths of peak" in shown and "Question: " in shown and "--answer VALUE" in shown
+    assert re.search(r"\d", shown.rpartition("buffers: ")[2])
+    assert shown.isascii()  # any terminal can show it
+    assert "right." not in shown
+    for answer in wrong:
+        assert module.main(["--answer", answer]) == 1
+        assert f"{answer}: not yet. " in capsys.readouterr().out
+    assert module.main(["--answer", right]) == 0
+    assert re.search(rf"^{re.escape(right)}: right\. \w.*\.$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_lesson_is_small_explains_itself_and_needs_numpy_alone(name):
+    source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 60
+    tree = ast.parse(source)
+    text = ast.get_docstring(tree)
+    assert text.startswith(f"Lesson {int(name[:2])}: ") and 6 <= len(text.splitlines()) <= 9
+    imported = {
+        name
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names] if isinstance(node, ast.Import)
+            else [node.module] if isinstance(node, ast.ImportFrom) else []
+        )
+    }  # fmt: skip
+    tops = {dotted.partition(".")[0] for dotted in imported}
+    assert tops <= OURS | {"numpy"} | sys.stdlib_module_names
+
+
+def test_the_answer_is_a_number_or_a_word_in_any_writing(lesson):
+    lesson("01_chain")
+    same = sys.modules["lesson"].same
+    assert same("1,354,752", "1354752") and same(" 3.0 ", "3") and same("YES", "yes") and same("0.19", "0.19")
+    assert not same("0.190001", "0.19") and not same("1354753", "1354752") and not same("", "no") and not same("x", "3")
+
+
+def test_lesson_5_springs_the_trap_and_the_engine_does_not(lesson, capsys):
+    lesson("05_recompute").main(["--answer", "0.19"])
+    shown = capsys.readouterr().out
+    assert "recompute differs from keep in: nothing\n" in shown
+    averages = "norm1.running_mean, norm1.running_var, norm1.num_batches_tracked"
+    assert f"the trap differs from keep in: {averages}\n" in shown
+    assert "in units of keep's 0.1 m: 1.900." in shown
+
+
+def test_lesson_6_triggers_a_race_and_names_its_two_rows(lesson, capsys):
+    module = lesson("06_offload")
+    module.main([])
+    shown = capsys.readouterr().out
+    assert re.search(r"^wait 3: row \d+ \(ALLOC conv3 on compute\) waits for row \d+ \(OFFLOAD conv1 on d2h\)$", shown, re.M)
+    assert re.search(r"without wait 3 of 12: row \d+ \(ALLOC conv3 .* and row \d+ \(OFFLOAD conv1 .* no wait orders them", shown)
+    assert re.search(r"^order \d+ spoils .*conv2\.weight", shown, re.MULTILINE)
+    assert re.search(r"^conv1 on host .*\| +A-+A +\|$", shown, re.MULTILINE)
+    module.main(["--wait", "10"])  # a value used before it is back
+    assert re.search(r"^order \d+ spoils ", capsys.readouterr().out, re.MULTILINE)
+    with pytest.raises(ValueError, match="--wait 12 is none of the waits; choose 0 to 11"):
+        module.main(["--wait", "12"])
