@@ -1,26 +1,16 @@
-"""Compile a graph into a step that can be run: recipe, program, budget, device. The place where the parts are tied together."""
+"""Compile a graph into a step that can be run: request, program, budget. The place where the parts are tied together."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from minidnn import profiles
 from minidnn.budget import parse_bytes, require_fit
 from minidnn.device.base import Device
-from minidnn.device.emulated import EmulatedDevice
-from minidnn.errors import UserError
 from minidnn.layers import Graph
-from minidnn.optim import SGD, Optimizer
-from minidnn.precision import Precision
-from minidnn.precision import precision as find_precision
-from minidnn.recipes import numpy_recipe
-from minidnn.schedule.persistent import Persistent
+from minidnn.optim import Optimizer
+from minidnn.request import DEFAULT_OPTIMIZER, prepare
 from minidnn.schedule.plan import Plan, PlanError, keep
-from minidnn.schedule.program import Program, build
 from minidnn.schedule.recipe import Recipe
 from minidnn.step import CompiledStep
-
-DEFAULT_OPTIMIZER = SGD(lr=0.1, momentum=0.9, weight_decay=1e-4)
 
 
 def compile(
@@ -62,85 +52,20 @@ def compile(
         DoesNotFit: a budget is exceeded; nothing was allocated.
         UserError: anything else that cannot be done as asked, in one sentence.
     """
-    graph.check()
-    kind = find_precision(precision)
-    if strategy is not None or communicator is not None:
-        raise UserError(
-            f"strategy={strategy!r}: data parallelism is not part of this version; leave strategy and communicator out"
-        )
-    if allocator not in ("slab", "pool"):
-        raise UserError(f"allocator={allocator!r} is unknown; choose slab or pool")
-    if accumulate < 1:
-        raise UserError(f"accumulate={accumulate} must be at least 1")
-    batch = graph.inputs[0].shape[0]
-    if tail is not None and not 1 <= tail < batch:
-        raise UserError(f"tail={tail} must be at least 1 and below the batch, {batch}")
-    opened = _device(device, kind)
+    request = prepare(
+        graph, optimizer, device, profile, precision, recipe, seed, deterministic, allocator, tail, accumulate,
+        workspace_limit, strategy, communicator,
+    )  # fmt: skip
     plan = plan or keep()
-    limit = None if workspace_limit is None else parse_bytes(workspace_limit, what="workspace_limit")
-    gpu = profiles.load(profile)
-    if recipe is None:
-        recipe = numpy_recipe(graph, kind, limit, deterministic)
-    elif recipe.precision != precision:
-        raise UserError(
-            f"the recipe was made for precision {recipe.precision}, not {precision}; pass precision={recipe.precision!r}"
-        )
-    tail_graph = None if tail is None else graph.with_batch(tail)
-
-    def program_of(plan: Plan, recipe: Recipe) -> Program:
-        tail_recipe = (
-            None if tail_graph is None else numpy_recipe(tail_graph, kind, recipe.workspace_limit, deterministic)
-        )
-        persistent = Persistent(graph, kind, optimizer, accumulate=accumulate > 1, plan=plan)
-        return build(graph, tail_graph, plan, recipe, tail_recipe, persistent, gpu, accumulate)
-
-    def keep_bytes() -> int:
-        return program_of(keep(), recipe).reserved_bytes
 
     def leaner() -> tuple[int, int | None]:
         try:
-            return 1, program_of(plan, numpy_recipe(graph, kind, 1, deterministic)).reserved_bytes
+            return 1, request.leanest(1).program(plan).reserved_bytes
         except PlanError:
             return 1, None
 
-    budget = None if memory is None else parse_bytes(memory, whole=keep_bytes)
+    budget = request.device_budget(memory)
     host_budget = None if host_memory is None else parse_bytes(host_memory, what="host_memory")
-    program = program_of(plan, recipe)
+    program = request.program(plan)
     require_fit(program, budget, host_budget, leaner)
-    peak = max(program.schedules.values(), key=lambda s: s.profile.peak_bytes).profile
-    prediction = replace(
-        peak,
-        reserved_bytes=program.reserved_bytes,
-        host_bytes=program.host_bytes,
-        step_seconds=program["train"].profile.step_seconds,
-    )
-    return CompiledStep(
-        graph=graph,
-        plan=plan,
-        recipe=recipe,
-        program=program,
-        profile=prediction,
-        gpu=gpu,
-        optimizer=optimizer,
-        precision=kind,
-        device=opened,
-        seed=seed,
-        tail=tail,
-        accumulate=accumulate,
-        allocator=allocator,
-        memory=budget,
-    )
-
-
-def _device(device: str | Device | None, precision: Precision) -> Device | None:
-    if not isinstance(device, str):
-        return device
-    if device != "emulated":
-        raise UserError(
-            f"device={device!r} is not part of this version; use device='emulated', or None to plan without arrays"
-        )
-    if precision.name not in ("fp32", "fp64"):
-        raise UserError(
-            f"precision {precision.name} needs a GPU; on the emulated device use fp32, or device=None to plan only"
-        )
-    return EmulatedDevice()
+    return request.step(plan, program, budget)

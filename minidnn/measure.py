@@ -31,7 +31,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Measurement(NamedTuple):
-    """Live bytes by space while each row that runs something ran: ``(row index, device bytes, host bytes)``."""
+    """Live bytes by space while each row that runs something ran, and at the end: ``(row index, device bytes, host bytes)``."""
 
     rows: list[tuple[int, int, int]]
 
@@ -98,6 +98,7 @@ def run_measured(
         # The last references of this row go here; a buffer that no later row shares dies now.
         del arrays, touched_handles
         handle = None  # type: ignore[assignment]
+    samples.append((len(schedule.rows) - 1, counter.live[DEVICE], counter.live[HOST]))  # after the last row: no leak
     return Measurement(samples)
 
 
@@ -145,25 +146,35 @@ def measure_step(step: CompiledStep, x: NDArray[Any], y: NDArray[Any]) -> Measur
     """Measure every schedule of a step on copies of its state, with the batch ``x, y`` cut to each schedule's size."""
     from minidnn.step import Measured
 
-    executor = step.executor
-    executor.device.synchronize()
     peak = host_peak = 0
     seconds = 0.0
     for name, schedule in step.program.schedules.items():
         take = np.arange(schedule.batch) % len(x)
         batch, labels = np.asarray(x)[take], np.asarray(y)[take]
-        counter = _Counter()
-        state = _copy_state(executor, counter)
-        step.fill_slot(name, {b: a for b, a in state.items() if b.space == HOST}, batch, labels)
-        base, host_base = counter.live[DEVICE], counter.live[HOST]
-        measurement = run_measured(schedule, state, counter, executor.device.kernels)
-        compare(schedule, measurement, base, host_base)
-        elapsed = _run_in_slab(step, name, batch, labels, state)
-        if name == "train":
-            seconds = elapsed
+        measurement, state = measure_schedule(step, name, batch, labels)
+        elapsed = _run_in_slab(step, name, batch, labels, state, timed=name == "train")
+        seconds = max(seconds, elapsed)
         peak = max(peak, measurement.peak_bytes)
         host_peak = max(host_peak, measurement.host_peak_bytes)
     return Measured(peak, step.program.reserved_bytes, host_peak, seconds)
+
+
+def measure_schedule(
+    step: CompiledStep, name: str, x: NDArray[Any], y: NDArray[Any]
+) -> tuple[Measurement, dict[Buffer, Bytes]]:
+    """Measure one schedule, every buffer an allocation of its own, and compare. Runs nothing in a slab.
+
+    Returns the measurement, and the state that the run left. Raises VerificationError where measured and predicted differ.
+    """
+    executor, schedule = step.executor, step.program[name]
+    executor.device.synchronize()
+    counter = _Counter()
+    state = _copy_state(executor, counter)
+    step.fill_slot(name, {b: a for b, a in state.items() if b.space == HOST}, x, y)
+    base, host_base = counter.live[DEVICE], counter.live[HOST]
+    measurement = run_measured(schedule, state, counter, executor.device.kernels)
+    compare(schedule, measurement, base, host_base)
+    return measurement, state
 
 
 def _copy_state(executor: Executor, counter: _Counter) -> dict[Buffer, Bytes]:
@@ -180,10 +191,10 @@ def _copy_state(executor: Executor, counter: _Counter) -> dict[Buffer, Bytes]:
 
 
 def _run_in_slab(
-    step: CompiledStep, name: str, x: NDArray[Any], y: NDArray[Any], expected: Mapping[Buffer, Bytes]
+    step: CompiledStep, name: str, x: NDArray[Any], y: NDArray[Any], expected: Mapping[Buffer, Bytes], *, timed: bool
 ) -> float:
     """Run a schedule once in a fresh slab: same bits as ``expected``, no byte touched behind the slab. Returns the virtual
-    seconds of a second run that follows it."""
+    seconds of a second run that follows it, if ``timed``, else 0."""
     executor = step.executor
     program = executor.program
     device = EmulatedDevice(seed=step.seed + 1, kernels=executor.device.kernels)
@@ -208,8 +219,9 @@ def _run_in_slab(
             f"schedule {name!r} touched byte {touched - 1} of a slab of {program.reserved_bytes} bytes (block of {BLOCK_BYTES})"
         )
     first = device.seconds()
-    twin.run(name)  # with the other slot: what counts is the clock
-    device.synchronize()
+    if timed:  # with the other slot: what counts is the clock
+        twin.run(name)
+        device.synchronize()
     seconds = device.seconds() - first
     device.close()
     return seconds

@@ -217,6 +217,7 @@ class CompiledStep:
             raise UserError(
                 f"x has shape {x.shape}, evaluation wants (N, {', '.join(map(str, expected))}) with N at least 1"
             )
+        _require_pixels(x)
         out = np.empty((len(x), self.classes), np.float32)
         for start in range(0, len(x), self.batch):
             part = x[start : start + self.batch]
@@ -238,6 +239,7 @@ class CompiledStep:
                 f"x has shape {x.shape}, this step wants (N, {', '.join(map(str, expected[1:]))}) with N = {allowed} "
                 "(the batch it was compiled for, or its tail); compile with tail= for a smaller last batch"
             )
+        _require_pixels(x)
         if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
             raise UserError(f"y has shape {y.shape} and type {y.dtype}, this step wants ({x.shape[0]},) integers")
         if y.size and not (int(y.min()) >= 0 and int(y.max()) < self.classes):
@@ -314,6 +316,12 @@ class CompiledStep:
 def _part(slot: NDArray[np.uint8], value: Value) -> NDArray[Any]:
     """A value inside the bytes of its buffer."""
     return slot[value.offset : value.offset + value.spec.nbytes].view(value.spec.dtype).reshape(value.spec.shape)
+
+
+def _require_pixels(x: NDArray[Any]) -> None:
+    """Refuse pixels of another type than the two that have one meaning."""
+    if x.dtype != np.uint8 and x.dtype.kind != "f":
+        raise UserError(f"x has type {x.dtype}; pass float32 as the net shall see it, or uint8, which is scaled by 1/255")
 
 
 def write_pixels(destination: NDArray[Any], x: NDArray[Any]) -> None:

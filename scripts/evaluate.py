@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threads  # noqa: F401
+
+# isort: split
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -24,10 +24,14 @@ SCRATCH_BYTES = 256 << 10  # partial sums of a reduction: what a kernel may have
 THREADS = 256
 FINAL_CHANNELS, FINAL_LANES = 32, 8  # shape of a block that adds partial sums; as in common.cuh
 MOST_BLOCKS = 1024  # of a reduction: about eight for each multiprocessor of a large GPU
+MOST_COLUMNS, LEAST_COLUMNS = 32, 8  # threads across channels: 512 and 128 neighbouring bytes
 LONGEST_GRID = 65535  # blocks along y
 
 KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
-C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+C_TYPES = {
+    "float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "float64": "double",
+    "uint8": "unsigned char", "int32": "int", "int64": "long long",
+}  # fmt: skip
 
 
 class Access(NamedTuple):
@@ -141,7 +145,7 @@ class Launcher:
         rows, channels = rows_of(x)
         columns, lanes = block_shape(channels, by.width)
         across = -(-channels // (columns * by.width))
-        down = min(-(-rows // lanes), max(1, 4 * MOST_BLOCKS // across), LONGEST_GRID)
+        down = min(-(-rows // (2 * lanes)), max(1, 2 * MOST_BLOCKS // across), LONGEST_GRID)
         return self.launch(source, name, str(x.dtype), by, (across, down), (columns, lanes), arguments)
 
     def reduction(
@@ -154,8 +158,7 @@ class Launcher:
         How the rows are cut depends on the shape alone, so the bits do, too. Raises UserError where the partial sums
         of one block alone exceed the scratch.
         """
-        columns, lanes = block_shape(channels, by.width)
-        blocks = reduction_blocks(rows, channels, values, columns * by.width, lanes)
+        columns, lanes, blocks = reduction_shape(rows, channels, values, by.width)
         across = -(-channels // (columns * by.width))
         arguments = [ctypes.c_void_p(self.scratch), *partial_arguments]
         first = self.launch(source, names[0], dtype, by, (across, blocks), (columns, lanes), arguments)
@@ -221,20 +224,32 @@ def access(*arrays: Array, extents: Sequence[int] = ()) -> Access:
     return Access(width, any(array.data.ptr % (width * int(array.dtype.itemsize)) for array in arrays))
 
 
-def block_shape(channels: int, width: int) -> tuple[int, int]:
+def block_shape(channels: int, width: int, most_columns: int = MOST_COLUMNS) -> tuple[int, int]:
     """Threads across channels and across rows: a power of two each, 256 in all."""
     packs = -(-channels // width)
-    columns = min(32, 1 << (packs - 1).bit_length())
+    columns = min(most_columns, 1 << (packs - 1).bit_length())
     return columns, THREADS // columns
 
 
-def reduction_blocks(rows: int, channels: int, values: int, channels_per_block: int, lanes: int) -> int:
-    """Blocks along rows: what the scratch holds, at most MOST_BLOCKS in all, and at least eight rows a thread."""
+def enough_columns(channels: int, width: int, blocks: int) -> int:
+    """Threads across channels, at least eight, so few that ``blocks`` along the rows make a gridful of blocks."""
+    columns = MOST_COLUMNS
+    while columns > LEAST_COLUMNS and blocks * -(-channels // (columns * width)) < MOST_BLOCKS // 2:
+        columns //= 2
+    return columns
+
+
+def reduction_shape(rows: int, channels: int, values: int, width: int) -> tuple[int, int, int]:
+    """Threads across channels and rows, and blocks along rows: a function of the shape alone.
+
+    As many blocks as the scratch holds partial sums of, at most MOST_BLOCKS in all, and at least eight rows a thread.
+    """
     held = SCRATCH_BYTES // (4 * values * channels)
     if not held:
         raise UserError(
             f"a sum over {channels} channels needs {4 * values * channels} bytes of scratch and has {SCRATCH_BYTES}; "
             f"use at most {SCRATCH_BYTES // (4 * values)} channels"
         )
-    across = -(-channels // channels_per_block)
-    return max(1, min(held, MOST_BLOCKS // across, -(-rows // (8 * lanes)), LONGEST_GRID))
+    columns, lanes = block_shape(channels, width, enough_columns(channels, width, held))
+    across = -(-channels // (columns * width))
+    return columns, lanes, max(1, min(held, MOST_BLOCKS // across, -(-rows // (8 * lanes)), LONGEST_GRID))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 from minidnn.kernels.base import Array
 from minidnn.kernels.cuda_launch import (
+    C_TYPES,
     SINGLE,
     THREADS,
+    Access,
     Launcher,
     Sequential,
     Work,
@@ -25,13 +28,20 @@ LOSS_THREADS, LOSS_BLOCKS = 128, 1024
 RUNNING_THREADS = 1024
 
 
+def _aligned(tensors: tuple[Array, ...], vectors: tuple[Array, ...], channels: int) -> Access:
+    """How a kernel reaches tensors, together with as many elements of vectors over the channels."""
+    by = access(*tensors, extents=(channels,))
+    odd = any(vector.data.ptr % (by.width * int(vector.dtype.itemsize)) for vector in vectors)
+    return by._replace(narrow=by.narrow or odd)
+
+
 def batch_norm_statistics(on: Launcher, mean: Array, rstd: Array, x: Array, *, eps: float) -> Work:
     rows, channels = rows_of(x)
     names = ("batch_norm_statistics_partial", "batch_norm_statistics_final")
     return on.reduction(
         "norm", names, 2, rows, channels, str(x.dtype), access(x, extents=(channels,)), [x, int64(rows), int32(channels)],
         lambda blocks, lanes: [
-            mean, rstd, ctypes.c_void_p(on.scratch), int64(rows), *map(int32, (channels, blocks, lanes)), float64(eps)
+            mean, rstd, ctypes.c_void_p(on.scratch), x, int64(rows), *map(int32, (channels, blocks, lanes)), float64(eps)
         ],
     )  # fmt: skip
 
@@ -39,7 +49,7 @@ def batch_norm_statistics(on: Launcher, mean: Array, rstd: Array, x: Array, *, e
 def batch_norm_apply(on: Launcher, y: Array, x: Array, mean: Array, rstd: Array, weight: Array, bias: Array) -> Work:
     rows, channels = rows_of(x)
     arguments = [y, x, mean, rstd, weight, bias, int64(rows), int32(channels)]
-    return on.rows("norm", "batch_norm_apply", x, arguments, access(y, x, extents=(channels,)))
+    return on.rows("norm", "batch_norm_apply", x, arguments, _aligned((y, x), (mean, rstd, weight, bias), channels))
 
 
 def batch_norm_running(
@@ -56,8 +66,9 @@ def batch_norm_inference(
     on: Launcher, y: Array, x: Array, running_mean: Array, running_var: Array, weight: Array, bias: Array, *, eps: float
 ) -> Work:
     rows, channels = rows_of(x)
-    arguments = [y, x, running_mean, running_var, weight, bias, int64(rows), int32(channels), float64(eps)]
-    return on.rows("norm", "batch_norm_inference", x, arguments, access(y, x, extents=(channels,)))
+    arguments = [y, x, running_mean, running_var, weight, bias, int64(rows), int32(channels), float32(eps)]
+    by = _aligned((y, x), (running_mean, running_var, weight, bias), channels)
+    return on.rows("norm", "batch_norm_inference", x, arguments, by)
 
 
 def batch_norm_backward_weight(
@@ -66,7 +77,7 @@ def batch_norm_backward_weight(
     rows, channels = rows_of(x)
     names = ("batch_norm_backward_weight_partial", "batch_norm_backward_weight_final")
     return on.reduction(
-        "norm", names, 2, rows, channels, str(x.dtype), access(dy, x, extents=(channels,)),
+        "norm", names, 2, rows, channels, str(x.dtype), _aligned((dy, x), (mean,), channels),
         [dy, x, mean, int64(rows), int32(channels)],
         lambda blocks, _: [d_weight, d_bias, rstd, ctypes.c_void_p(on.scratch), int32(channels), int32(blocks)],
     )  # fmt: skip
@@ -85,7 +96,8 @@ def batch_norm_backward_data(
 ) -> Work:
     rows, channels = rows_of(x)
     arguments = [dx, dy, x, mean, rstd, weight, d_weight, d_bias, int64(rows), int32(channels)]
-    return on.rows("norm", "batch_norm_backward_data", x, arguments, access(dx, dy, x, extents=(channels,)))
+    by = _aligned((dx, dy, x), (mean, rstd, weight, d_weight, d_bias), channels)
+    return on.rows("norm", "batch_norm_backward_data", x, arguments, by)
 
 
 def channel_sum(on: Launcher, d_bias: Array, dy: Array, *, accumulate: bool = False) -> Work:
@@ -117,11 +129,9 @@ def softmax_cross_entropy_forward(
     samples, classes = logits.shape
     blocks, dtype, scratch = min(samples, LOSS_BLOCKS), str(logits.dtype), ctypes.c_void_p(on.scratch)
     arguments = [scratch, probabilities, logits, labels, int32(samples), int32(classes), float64(smoothing)]
-    first = on.launch("loss", "softmax_forward_partial", dtype, SINGLE, (blocks,), (LOSS_THREADS,), arguments)
+    first = _loss_kernel(on, "softmax_forward_partial", dtype, labels, blocks, LOSS_THREADS, arguments)
     arguments = [loss, scratch, int32(blocks), int32(samples)]
-    return Sequential(
-        first, on.launch("loss", "softmax_forward_final", dtype, SINGLE, (1,), (LOSS_THREADS,), arguments)
-    )
+    return Sequential(first, _loss_kernel(on, "softmax_forward_final", dtype, labels, 1, LOSS_THREADS, arguments))
 
 
 def softmax_cross_entropy_backward(
@@ -130,6 +140,13 @@ def softmax_cross_entropy_backward(
     size, classes = int(probabilities.size), int(probabilities.shape[1])
     arguments = [d_logits, probabilities, labels, scalars, int32(Scalar.LOSS_WEIGHT)]
     arguments += [int64(size), int32(classes), float64(smoothing)]
-    return on.launch(
-        "loss", "softmax_backward", str(d_logits.dtype), SINGLE, (flat_blocks(size, 1),), (THREADS,), arguments
-    )
+    blocks = flat_blocks(size, 1)
+    return _loss_kernel(on, "softmax_backward", str(d_logits.dtype), labels, blocks, THREADS, arguments)
+
+
+def _loss_kernel(
+    on: Launcher, name: str, dtype: str, labels: Array, blocks: int, threads: int, arguments: list[Any]
+) -> Work:
+    """Bind a kernel of the source that knows the type of the labels."""
+    options = (f"-DLABEL={C_TYPES[str(labels.dtype)]}",)
+    return on.launch("loss", name, dtype, SINGLE, (blocks,), (threads,), arguments, options)

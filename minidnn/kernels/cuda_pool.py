@@ -6,71 +6,102 @@ import ctypes
 from typing import Any
 
 from minidnn.kernels.base import Array, Pair
-from minidnn.kernels.cuda_launch import THREADS, Launcher, Work, access, block_shape, int32, int64, structure
+from minidnn.kernels.cuda_launch import (
+    THREADS,
+    Launcher,
+    Work,
+    access,
+    block_shape,
+    enough_columns,
+    int32,
+    int64,
+    structure,
+)
+
+WARP = 32
 
 
 def _window(x: Array, y: Array, kernel: Pair, stride: Pair, padding: Pair) -> Any:
     return structure(*x.shape[1:3], *y.shape[1:3], x.shape[3], *kernel, *stride, *padding)
 
 
-def _gather(on: Launcher, name: str, out: Array, operands: list[Any], packed: tuple[Array, ...], *rest: Any) -> Work:
-    """Bind ``name(*operands, images, *rest)`` with one thread for each pack of ``out``; ``packed``: what moves in packs."""
+def _gather(
+    on: Launcher, name: str, out: Array, columns: int, operands: list[Any], packed: tuple[Array, ...], *rest: Any
+) -> Work:
+    """Bind ``name(*operands, *rest)`` with one thread for each pack of ``out``; ``packed``: what moves in packs.
+
+    A block works on ``columns`` neighbouring positions, a row of the image, or on 256 packs of them.
+    """
     by = access(*packed, extents=(int(out.shape[-1]),))
-    blocks = -(-(int(out.size) // by.width) // THREADS)
-    arguments = [*operands, int64(int(out.shape[0])), *rest]
-    return on.launch("pool", name, str(out.dtype), by, (blocks,), (THREADS,), arguments)
+    packs = columns * int(out.shape[-1]) // by.width
+    rows = int(out.size) // (packs * by.width)
+    threads = min(THREADS, -(-packs // WARP) * WARP)
+    return on.launch("pool", name, str(out.dtype), by, (rows, -(-packs // threads)), (threads,), [*operands, *rest])
 
 
 def max_pool_forward(
     on: Launcher, y: Array, index: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair
 ) -> Work:
-    return _gather(on, "max_pool_forward", y, [y, index, x], (y, index, x), _window(x, y, kernel, stride, padding))
+    return _gather(
+        on, "max_pool_forward", y, y.shape[2], [y, index, x], (y, index, x), _window(x, y, kernel, stride, padding)
+    )
 
 
 def max_pool_inference(on: Launcher, y: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Work:
-    return _gather(on, "max_pool_inference", y, [y, x], (y, x), _window(x, y, kernel, stride, padding))
+    return _gather(on, "max_pool_inference", y, y.shape[2], [y, x], (y, x), _window(x, y, kernel, stride, padding))
 
 
 def max_pool_backward(
     on: Launcher, dx: Array, dy: Array, index: Array, *, kernel: Pair, stride: Pair, padding: Pair
 ) -> Work:
     return _gather(
-        on, "max_pool_backward", dx, [dx, dy, index], (dx, dy, index), _window(dx, dy, kernel, stride, padding)
+        on,
+        "max_pool_backward",
+        dx,
+        dx.shape[2],
+        [dx, dy, index],
+        (dx, dy, index),
+        _window(dx, dy, kernel, stride, padding),
     )
 
 
 def avg_pool_forward(on: Launcher, y: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Work:
-    return _gather(on, "avg_pool_forward", y, [y, x], (y, x), _window(x, y, kernel, stride, padding))
+    return _gather(on, "avg_pool_forward", y, y.shape[2], [y, x], (y, x), _window(x, y, kernel, stride, padding))
 
 
 def avg_pool_backward(on: Launcher, dx: Array, dy: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Work:
-    return _gather(on, "avg_pool_backward", dx, [dx, dy], (dx, dy), _window(dx, dy, kernel, stride, padding))
+    return _gather(
+        on, "avg_pool_backward", dx, dx.shape[2], [dx, dy], (dx, dy), _window(dx, dy, kernel, stride, padding)
+    )
 
 
 def global_avg_pool_forward(on: Launcher, y: Array, x: Array) -> Work:
     images, height, columns, channels = x.shape
     by = access(y, x, extents=(channels,))
-    across, lanes = block_shape(channels, by.width)
-    grid = (-(-channels // (across * by.width)), images)
+    columns = enough_columns(channels, by.width, images)
+    columns, lanes = block_shape(channels, by.width, columns)
+    grid = (-(-channels // (columns * by.width)), images)
     return on.launch(
-        "pool", "global_avg_pool_forward", str(x.dtype), by, grid, (across, lanes),
+        "pool", "global_avg_pool_forward", str(x.dtype), by, grid, (columns, lanes),
         [y, x, int32(height * columns), int32(channels)],
     )  # fmt: skip
 
 
 def global_avg_pool_backward(on: Launcher, dx: Array, dy: Array) -> Work:
     positions, channels = int32(dx.shape[1] * dx.shape[2]), int32(dx.shape[3])
-    return _gather(on, "global_avg_pool_backward", dx, [dx, dy], (dx, dy), positions, channels)
+    return _gather(on, "global_avg_pool_backward", dx, 1, [dx, dy], (dx, dy), positions, channels)
 
 
 def subsample_forward(on: Launcher, y: Array, x: Array, weight: Array, bias: Array, *, kernel: Pair) -> Work:
     operands = [y, x, weight, bias]
-    return _gather(on, "subsample_forward", y, operands, (y, x, weight, bias), _window(x, y, kernel, kernel, (0, 0)))
+    return _gather(
+        on, "subsample_forward", y, y.shape[2], operands, (y, x, weight, bias), _window(x, y, kernel, kernel, (0, 0))
+    )
 
 
 def subsample_backward_data(on: Launcher, dx: Array, dy: Array, weight: Array, *, kernel: Pair) -> Work:
     window = _window(dx, dy, kernel, kernel, (0, 0))
-    return _gather(on, "subsample_backward_data", dx, [dx, dy, weight], (dx, dy, weight), window)
+    return _gather(on, "subsample_backward_data", dx, dx.shape[2], [dx, dy, weight], (dx, dy, weight), window)
 
 
 def subsample_backward_weight(

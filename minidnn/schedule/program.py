@@ -8,7 +8,7 @@ declared one came before, the executor joins all streams first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minidnn.graph import Graph
 from minidnn.precision import precision as find_precision
@@ -21,7 +21,7 @@ from minidnn.schedule.persistent import Persistent
 from minidnn.schedule.placement import place
 from minidnn.schedule.plan import Plan
 from minidnn.schedule.recipe import Recipe
-from minidnn.schedule.simulate import MemoryProfile, simulate
+from minidnn.schedule.simulate import MemoryProfile, simulate, total_footprint
 from minidnn.schedule.stream import stream_parameters
 from minidnn.schedule.synchronise import synchronise
 from minidnn.schedule.text import dump
@@ -69,6 +69,13 @@ class Program:
         """Largest live bytes of any schedule."""
         return max(s.profile.peak_bytes for s in self.schedules.values())
 
+    @property
+    def prediction(self) -> MemoryProfile:
+        """The whole program in one: bytes of its neediest schedules, seconds of a training step."""
+        peak = max(self.schedules.values(), key=lambda s: s.profile.peak_bytes).profile
+        seconds = self.schedules["train"].profile.step_seconds
+        return replace(peak, reserved_bytes=self.reserved_bytes, host_bytes=self.host_bytes, step_seconds=seconds)
+
 
 def training_steps(accumulate: int, tail: bool) -> dict[str, tuple[Step, bool]]:
     """The training schedules by name: what the step does, and whether it takes the smaller tail batch.
@@ -87,6 +94,41 @@ def training_steps(accumulate: int, tail: bool) -> dict[str, tuple[Step, bool]]:
     return steps
 
 
+def layout(persistent: Persistent) -> dict[Buffer, int]:
+    """Offsets of the persistent buffers: side by side from the start of their slab, on device and host."""
+    offsets, end = {}, {DEVICE: 0, HOST: 0}
+    for buffer in (*persistent.buffers, *persistent.host_buffers):
+        offsets[buffer] = end[buffer.space]
+        end[buffer.space] += buffer.footprint
+    return offsets
+
+
+def with_lifetimes(rows: list[Instruction], persistent: Persistent) -> list[Instruction]:
+    """Lowered rows with streamed parameters travelling, ALLOC and FREE: all that decides on the live bytes."""
+    return insert_lifetimes(stream_parameters(rows, persistent))
+
+
+def build_schedule(
+    name: str, timed: list[Instruction], batch: int, persistent: Persistent, profile: Profile, precision: str
+) -> Schedule:
+    """Place the rows of ``with_lifetimes``, derive their waits, and predict bytes and time. Looks at no budget."""
+    base, host_base = total_footprint(persistent.buffers), total_footprint(persistent.host_buffers, HOST)
+    device = place(timed, base=base, space=DEVICE)
+    host = place(timed, base=host_base, space=HOST)
+    offsets = {**layout(persistent), **device.offsets, **host.offsets}
+    rows = synchronise(timed, offsets, previous=timed)
+    prediction = simulate(
+        rows,
+        profile,
+        precision,
+        base_bytes=base,
+        offsets_extent=device.extent,
+        host_bytes=host.extent,
+        persistent=[*persistent.buffers, *persistent.host_buffers],
+    )
+    return Schedule(name, tuple(rows), offsets, prediction, batch, previous=name)
+
+
 def build(
     graph: Graph,
     tail_graph: Graph | None,
@@ -96,50 +138,34 @@ def build(
     persistent: Persistent,
     profile: Profile,
     accumulate: int,
+    made: Mapping[str, Schedule],
 ) -> Program:
-    """Lower every schedule, derive lifetimes, offsets and waits, and predict bytes and time. Looks at no budget."""
+    """Lower every schedule, derive lifetimes, offsets and waits, and predict bytes and time. Looks at no budget.
+
+    ``made``: schedules of this very plan and ``persistent`` that exist already.
+    """
     precision = find_precision(recipe.precision)
-    persistent_offsets, base, host_base = {}, 0, 0
-    for buffer in persistent.buffers:
-        persistent_offsets[buffer] = base
-        base += buffer.footprint
-    for buffer in persistent.host_buffers:
-        persistent_offsets[buffer] = host_base
-        host_base += buffer.footprint
-    lowered: dict[str, tuple[list[Instruction], int]] = {}
     analyses = {False: Analysis(graph, precision)}
     recipes = {False: recipe}
     if tail_graph is not None and tail_recipe is not None:
         analyses[True] = Analysis(tail_graph, precision)
         recipes[True] = tail_recipe
+    lowered: dict[str, tuple[list[Instruction], int]] = {}
     for name, (step, tail) in training_steps(accumulate, tail_graph is not None).items():
-        analysis = analyses[tail]
-        rows = lower(analysis, persistent, plan, recipes[tail], step)
-        lowered[name] = (rows, analysis.graph.inputs[0].shape[0])
+        if name not in made:
+            analysis = analyses[tail]
+            rows = lower(analysis, persistent, plan, recipes[tail], step)
+            lowered[name] = (rows, analysis.graph.inputs[0].shape[0])
     rows = lower_inference(InferenceAnalysis(graph, precision), persistent, plan, recipe)
     lowered["eval"] = (rows, graph.inputs[0].shape[0])
-    fixed = [*persistent.buffers, *persistent.host_buffers]
-    schedules = {}
+    schedules = dict(made)
     for name, (rows, batch) in lowered.items():
-        rows = insert_lifetimes(stream_parameters(rows, persistent))
-        device = place(rows, base=base, space=DEVICE)
-        host = place(rows, base=host_base, space=HOST)
-        offsets = {**persistent_offsets, **device.offsets, **host.offsets}
-        rows = synchronise(rows, offsets, previous=rows)
-        prediction = simulate(
-            rows,
-            profile,
-            recipe.precision,
-            base_bytes=base,
-            offsets_extent=device.extent,
-            host_bytes=host.extent,
-            persistent=fixed,
-        )
-        schedules[name] = Schedule(name, tuple(rows), offsets, prediction, batch, previous=name)
+        timed = with_lifetimes(rows, persistent)
+        schedules[name] = build_schedule(name, timed, batch, persistent, profile, recipe.precision)
     return Program(
         schedules,
         persistent,
-        persistent_offsets,
+        layout(persistent),
         reserved_bytes=max(s.profile.reserved_bytes for s in schedules.values()),
         host_bytes=max(s.profile.host_bytes for s in schedules.values()),
     )

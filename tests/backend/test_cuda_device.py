@@ -269,9 +269,8 @@ def test_a_kernel_takes_the_operands_of_the_protocol_after_its_launcher(name):
 )
 def test_partial_sums_fit_the_scratch_and_cover_every_row(rows, channels, values):
     width = 4 if channels % 4 == 0 else 1
-    columns, lanes = cuda_launch.block_shape(channels, width)
+    columns, lanes, blocks = cuda_launch.reduction_shape(rows, channels, values, width)
     assert columns * lanes == cuda_launch.THREADS
-    blocks = cuda_launch.reduction_blocks(rows, channels, values, columns * width, lanes)
     assert blocks >= 1 and blocks * channels * values * 4 <= cuda_launch.SCRATCH_BYTES
     # rows_of_block in common.cuh, in Python: what each block visits, `lanes` rows at a time
     groups, rest = divmod(rows, lanes)
@@ -283,7 +282,7 @@ def test_partial_sums_fit_the_scratch_and_cover_every_row(rows, channels, values
 
 def test_a_reduction_over_too_many_channels_is_refused():
     with pytest.raises(UserError, match="use at most 32768 channels"):
-        cuda_launch.reduction_blocks(100, 40000, 2, 128, 8)
+        cuda_launch.reduction_shape(100, 40000, 2, 4)
 
 
 def test_what_a_thread_handles_depends_on_the_shape_and_not_on_addresses():
@@ -401,3 +400,15 @@ def test_sources_compile(source, flags, tmp_path):
     code.write_text("".join((SOURCES / name).read_text(encoding="utf-8") for name in ("common.cuh", f"{source}.cu")))
     command = ["nvcc", "-ptx", "-arch=sm_80", "-std=c++17", *flags, "-o", str(tmp_path / "out.ptx"), str(code)]
     assert subprocess.run(command, timeout=120, check=False).returncode == 0
+
+
+# -- on a GPU ---------------------------------------------------------------------------------------------------------
+@pytest.mark.gpu
+def test_the_protocol_check_passes(tmp_path):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
+    if not cupy.cuda.is_available():
+        pytest.skip("no usable CUDA device")
+    script = SOURCES.parents[2] / "scripts" / "gpu" / "protocol_check.py"
+    report = tmp_path / "report.json"
+    done = subprocess.run([sys.executable, str(script), "--json", str(report)], timeout=600, check=False)
+    assert done.returncode == 0, report.read_text(encoding="utf-8")

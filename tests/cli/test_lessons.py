@@ -11,11 +11,11 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "scripts" / "lessons"
 OURS = {"minidnn", "layup", "models", "lesson"}
 
-# lesson -> (right answer, what the learner may answer first); None: it is a number to be found out, see below
+# lesson -> (right answer, what a learner may answer first); a function finds the right answer in what the lesson shows
 ANSWERS = {
     "01_chain": ("3", ("2", "21", "many")),
     "02_skip": ("3", ("2", "4")),
-    "03_workspace": ("1354752", ("3036672", "336384")),
+    "03_workspace": (lambda shown: max(re.findall(r"'conv\d': (\d+)", shown), key=int), ("3036672", "1")),
     "04_pool_or_slab": ("No", ("yes", "")),
     "05_recompute": ("0.19", ("0.2", "0.1")),
     "06_offload": ("0", ("1", "12")),
@@ -59,6 +59,7 @@ def test_a_lesson_shows_a_map_and_a_question_and_knows_the_right_answer(name, le
     assert re.search(r"\d", shown.rpartition("buffers: ")[2])
     assert shown.isascii()  # any terminal can show it
     assert "right." not in shown
+    right = right if isinstance(right, str) else right(shown)
     for answer in wrong:
         assert module.main(["--answer", answer]) == 1
         assert f"{answer}: not yet. " in capsys.readouterr().out
@@ -105,8 +106,12 @@ def test_lesson_6_triggers_a_race_and_names_its_two_rows(lesson, capsys):
     module = lesson("06_offload")
     module.main([])
     shown = capsys.readouterr().out
-    assert re.search(r"^wait 3: row \d+ \(ALLOC conv3 on compute\) waits for row \d+ \(OFFLOAD conv1 on d2h\)$", shown, re.M)
-    assert re.search(r"without wait 3 of 12: row \d+ \(ALLOC conv3 .* and row \d+ \(OFFLOAD conv1 .* no wait orders them", shown)
+    assert re.search(
+        r"^wait 3: row \d+ \(ALLOC conv3 on compute\) waits for row \d+ \(OFFLOAD conv1 on d2h\)$", shown, re.M
+    )
+    assert re.search(
+        r"without wait 3 of 12: row \d+ \(ALLOC conv3 .* and row \d+ \(OFFLOAD conv1 .* no wait orders them", shown
+    )
     assert re.search(r"^order \d+ spoils .*conv2\.weight", shown, re.MULTILINE)
     assert re.search(r"^conv1 on host .*\| +A-+A +\|$", shown, re.MULTILINE)
     module.main(["--wait", "10"])  # a value used before it is back

@@ -211,3 +211,19 @@ def test_a_signal_to_the_process_saves_and_exits_with_130(root: Path, tmp_path: 
     assert err == "" and "go on with --resume run/last.safetensors" in out
     with Checkpoint(tmp_path / "run" / "last.safetensors") as checkpoint:
         assert checkpoint.metadata.progress.steps > 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no signals between processes here")
+def test_a_second_signal_ends_the_process_at_once(root: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from minidnn.interruption import Interruption\n"
+        "with Interruption() as interruption:\n"
+        "    for _ in range(2):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        print(interruption.asked, flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(root), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "True\n", "")

@@ -15,6 +15,7 @@ from tests.golden import ours, rule
 
 CASES = {case.model: case for case in rule.CASES}
 TOLERANCE = {"fp32": 1e-5, "fp64": 1e-10}
+"""Relative to the norm of a tensor. Where PyTorch's own float32 is not that near, behind batch norm, twice its error."""
 
 
 def stored(model: str) -> dict[str, Any]:
@@ -30,10 +31,16 @@ def assert_close(computed: Mapping[str, Any], expected: Mapping[str, list[float]
         assert error < tolerance, f"{name} is off by {error:.1e} of its norm"
 
 
-@pytest.mark.parametrize("precision", TOLERANCE)
-@pytest.mark.parametrize("model", CASES)
+RUNS = [(model, precision) for model in CASES for precision in TOLERANCE if (model, precision) != ("vgg16", "fp64")]
+"""VGG-16 has no layer that AlexNet has not, and twice its weights."""
+
+
+@pytest.mark.parametrize(("model", "precision"), RUNS)
 def test_outputs_gradients_and_statistics_of_a_step_are_pytorch_s(model: str, precision: str) -> None:
-    golden, tolerance = stored(model), TOLERANCE[precision]
+    golden = stored(model)
+    tolerance = dict.fromkeys(("outputs", "gradients", "statistics"), TOLERANCE[precision])
+    if precision == "fp32":
+        tolerance.update({kind: max(1e-5, 2 * error) for kind, error in golden["float32_errors"].items()})
     step = minidnn.compile(
         ours.build(CASES[model]), minidnn.naive(), minidnn.SGD(lr=0.1), precision=precision, seed=golden["seed"]
     )
@@ -44,11 +51,11 @@ def test_outputs_gradients_and_statistics_of_a_step_are_pytorch_s(model: str, pr
     # PyTorch's file names every layer with parameters and every ReLU and pool; addition has no module of its own there.
     kinds = {node.name: node.layer.kind for node in step.graph.nodes}
     assert set(outputs) - set(golden["outputs"]) == {n for n in outputs if kinds[n] in ("add", "softmax_cross_entropy")}
-    assert_close(outputs, golden["outputs"], tolerance)
-    assert float(outputs["loss"]) == pytest.approx(golden["loss"], rel=tolerance)
+    assert_close(outputs, golden["outputs"], tolerance["outputs"])
+    assert float(outputs["loss"]) == pytest.approx(golden["loss"], rel=TOLERANCE[precision])
     assert list(gradients) == list(golden["gradients"])
-    assert_close(gradients, golden["gradients"], tolerance)
-    assert_close(step.state_dict(), golden["statistics"], tolerance)
+    assert_close(gradients, golden["gradients"], tolerance["gradients"])
+    assert_close(step.state_dict(), golden["statistics"], tolerance["statistics"])
     step.close()
 
 

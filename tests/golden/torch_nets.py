@@ -44,7 +44,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        return self.relu(y + (x if self.downsample is None else self.downsample(x)))
+        total: Tensor = self.relu(y + (x if self.downsample is None else self.downsample(x)))
+        return total
 
 
 def _classifier(dropout_first: bool, inputs: int) -> nn.Sequential:
@@ -156,10 +157,12 @@ class Margin:
         if isinstance(module, nn.ReLU):
             gap = x.abs().min()
         else:
-            pad = int(module.padding)
+            assert isinstance(module, nn.MaxPool2d)
+            kernel, stride, pad = module.kernel_size, module.stride, module.padding
+            assert isinstance(kernel, int) and isinstance(stride, int) and isinstance(pad, int)
             windows = functional.pad(x, (pad,) * 4, value=-math.inf)
             for axis in (2, 3):
-                windows = windows.unfold(axis, int(module.kernel_size), int(module.stride))
+                windows = windows.unfold(axis, kernel, stride)
             first, second = windows.flatten(4).topk(2).values.unbind(-1)
             gap = (first - second)[first > 0].min()  # among zeros any choice gives the same gradient, none
         self.smallest = min(self.smallest, float(gap / x.square().mean().sqrt()))

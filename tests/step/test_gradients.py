@@ -6,7 +6,6 @@ Heads are linear on the flattened map, so that every position has another weight
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,13 @@ import pytest
 from numpy.typing import NDArray
 
 import minidnn
-from minidnn.graph import Tensor
 from minidnn.layers import Graph
+from minidnn.precision import precision
+from minidnn.schedule.analysis import Analysis
+from minidnn.schedule.plan import Decision
+from tests.step.branching import NETS, Body, random_net, residual
 
 Array = NDArray[np.float64]
-Body = Callable[[Graph, Tensor], Tensor]
-
 BATCH, CLASSES = 3, 4
 TOLERANCE = 1e-7  # relative; measured: 1e-8 at a slope of 1e-3, where rounding of the loss is all
 STEP = 2e-5  # so short that no ReLU or maximum switches on the way, with these seeds
@@ -27,7 +27,7 @@ NO_UPDATE = minidnn.SGD(lr=0.0)
 PLANS = {"keep": minidnn.keep, "naive": minidnn.naive}
 
 
-# -- nets -------------------------------------------------------------------------------------------------------------
+# -- layers -----------------------------------------------------------------------------------------------------------
 def net(body: Body, size: tuple[int, int] = (6, 5), channels: int = 4, smoothing: float = 0.0) -> Graph:
     """Convolution with bias, ``body``, and a linear head on all that ``body`` leaves."""
     g = Graph()
@@ -76,104 +76,6 @@ LAYERS: dict[str, Body] = {
     "lrn": lambda g, h: g.lrn(g.conv2d(h, 7, 1), size=5, alpha=2.0),
     "lrn, even size, other power": lambda g, h: g.lrn(g.conv2d(h, 7, 1), size=4, alpha=1.5, beta=0.6, k=2.0),
 }
-
-
-def conv_bn_relu(g: Graph, h: Tensor, channels: int, kernel: int = 3, stride: int = 1) -> Tensor:
-    return g.relu(g.batch_norm(g.conv2d(h, channels, kernel, stride, padding=kernel // 2)))
-
-
-def residual(g: Graph, h: Tensor) -> Tensor:
-    """A plain unit, then one with a projection; both end in a ReLU after the addition."""
-    h = g.relu(g.batch_norm(h))
-    h = g.relu(g.add(g.batch_norm(g.conv2d(conv_bn_relu(g, h, 4), 4, 3, padding=1)), h))
-    branch = g.batch_norm(g.conv2d(conv_bn_relu(g, h, 6, stride=2), 6, 3, padding=1))
-    return g.relu(g.add(branch, g.batch_norm(g.conv2d(h, 6, 1, 2))))
-
-
-def dense(g: Graph, h: Tensor) -> Tensor:
-    """Every layer reads the concatenation of all before it."""
-    for _ in range(3):
-        h = g.concat(h, g.conv2d(g.relu(g.batch_norm(h)), 3, 3, padding=1))
-    return g.avg_pool(g.conv2d(g.relu(g.batch_norm(h)), 5, 1), 2)
-
-
-def inception(g: Graph, h: Tensor) -> Tensor:
-    """Four branches of one tensor, which the first layer of some could overwrite, side by side."""
-    h = g.relu(h)
-    pooled = g.relu(g.conv2d(g.max_pool(h, 3, 1, 1), 2, 1, bias=True))
-    wide = g.relu(g.conv2d(g.relu(g.conv2d(h, 2, 1, bias=True)), 3, 5, padding=2))
-    return g.concat(g.relu(g.conv2d(h, 3, 1)), conv_bn_relu(g, h, 2), wide, pooled)
-
-
-def three_readers(g: Graph, h: Tensor) -> Tensor:
-    """Two of the three give the gradient of the sum as it is, the third makes its own."""
-    return g.add(g.add(h, g.tanh(h)), g.conv2d(g.relu(h), 4, 3, padding=1))
-
-
-def shared_gradient(g: Graph, h: Tensor) -> Tensor:
-    """One gradient goes to several layers that would each like to overwrite it."""
-    a, b = g.relu(g.conv2d(h, 4, 1)), g.tanh(g.conv2d(h, 4, 1))
-    total = g.add(a, b)
-    return g.add(g.relu(g.batch_norm(total)), g.add(total, g.dropout(a, 0.3)))
-
-
-def doubled(g: Graph, h: Tensor) -> Tensor:
-    """add(x, x) and concat(x, x): one tensor is both inputs."""
-    h = g.relu(g.add(h, h))
-    return g.add(g.concat(h, h), g.conv2d(g.add(h, h), 8, 1))
-
-
-def alias_chain(g: Graph, h: Tensor) -> Tensor:
-    """Aliases of one tensor (flatten, a dropout of none) beside readers of the tensor itself, in place or not."""
-    flat = g.flatten(g.dropout(g.relu(h), 0.0))
-    return g.add(g.add(g.tanh(flat), flat), g.flatten(g.relu(g.conv2d(h, 4, 3, padding=1))))
-
-
-def in_place_chain(g: Graph, h: Tensor) -> Tensor:
-    return g.dropout(g.relu(g.tanh(g.relu(g.batch_norm(g.dropout(g.tanh(h), 0.2))))), 0.3)
-
-
-NETS: dict[str, Body] = {
-    body.__name__: body
-    for body in (
-        residual, dense, inception, three_readers, shared_gradient, doubled, alias_chain, in_place_chain
-    )
-}  # fmt: skip
-
-
-def random_net(seed: int) -> Body:
-    """Twelve random layers, each on random earlier tensors; whatever nobody has read is added up at the end."""
-
-    def body(g: Graph, h: Tensor) -> Tensor:
-        rng = np.random.default_rng(seed)
-        tensors, unread = [h], {h}
-
-        def pick() -> Tensor:
-            tensor = tensors[max(0, len(tensors) - 1 - int(rng.geometric(0.4)) + 1)]
-            unread.discard(tensor)
-            return tensor
-
-        makers: tuple[Callable[[], Tensor], ...] = (
-            lambda: g.relu(pick()),
-            lambda: g.tanh(pick()),
-            lambda: g.batch_norm(pick()),
-            lambda: g.conv2d(pick(), 4, 3, padding=1),
-            lambda: g.add(pick(), pick()),
-            lambda: g.conv2d(g.concat(pick(), pick()), 4, 1),
-            lambda: g.max_pool(pick(), 3, 1, 1),
-            lambda: g.dropout(pick(), 0.2),
-            lambda: g.lrn(pick(), alpha=1.0),
-        )
-        for _ in range(12):
-            made = makers[int(rng.integers(len(makers)))]()
-            tensors.append(made)
-            unread.add(made)
-        total, *others = [tensor for tensor in tensors if tensor in unread]
-        for tensor in others:
-            total = g.add(total, tensor)
-        return total
-
-    return body
 
 
 # -- the check --------------------------------------------------------------------------------------------------------
@@ -250,14 +152,25 @@ def test_gradients_add_up_over_skips_and_branches(name: str, plan: str) -> None:
     problem.check({n: g for n, g in gradients.items() if n.startswith("below")})
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_gradients_of_random_nets_are_right_and_the_same_bits_under_either_plan(seed: int) -> None:
+def plans(graph: Graph, seed: int) -> list[minidnn.Plan]:
+    """All buffers of their own; everything offloaded; everything recomputed; a random decision for every in-place unit."""
+    units = Analysis(graph, precision("fp64")).units()
+    rng = np.random.default_rng(seed)
+    drawn = {last: list(Decision)[int(rng.integers(len(Decision)))] for last in dict.fromkeys(units.values())}
+    mixed = {name: drawn[last] for name, last in units.items() if name != "loss"}
+    whole = [minidnn.Plan(dict.fromkeys(mixed, decision)) for decision in (Decision.OFFLOAD, Decision.RECOMPUTE)]
+    return [minidnn.naive(), *whole, minidnn.Plan(mixed)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_gradients_of_random_nets_are_right_and_the_same_bits_under_any_plan(seed: int) -> None:
     graph = net(random_net(seed), size=(4, 3))
     problem = Problem(graph, minidnn.keep(), seed)
     gradients = problem.gradients()
     problem.check(gradients)
-    for name, other in Problem(graph, minidnn.naive(), seed).gradients().items():
-        assert np.array_equal(gradients[name], other), name
+    for plan in plans(graph, seed):
+        for name, other in Problem(graph, plan, seed).gradients().items():
+            assert np.array_equal(gradients[name], other), (name, plan)
 
 
 def test_runs_at_learning_rate_zero_move_no_parameter() -> None:

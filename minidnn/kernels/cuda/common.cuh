@@ -99,6 +99,7 @@ template <int K, typename F> __device__ inline void partial_sums(float* partials
     Rows at(channels);
     float sums[K][V] = {};
     if (at.inside)
+#pragma unroll 4
         for (Index row = at.first; row < rows; row += at.step) f(row, at.channel, sums);
     int thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll

@@ -1,12 +1,12 @@
-// y = x in another floating-point type. KIND is 0 here; FROM and TO are the two types.
+// y = x in another type, by way of float. KIND is 0 here; FROM and TO are the two types.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-__device__ inline float widen(float value) { return value; }
+template <typename E> __device__ inline float widen(E value) { return (float)value; }
 __device__ inline float widen(__half value) { return __half2float(value); }
 __device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
-__device__ inline void narrow(float& target, float value) { target = value; }
+template <typename E> __device__ inline void narrow(E& target, float value) { target = (E)value; }
 __device__ inline void narrow(__half& target, float value) { target = __float2half_rn(value); }
 __device__ inline void narrow(__nv_bfloat16& target, float value) { target = __float2bfloat16_rn(value); }
 

@@ -1,4 +1,5 @@
-// Softmax with cross-entropy. Probabilities and loss are float, logits and their gradient have the element type.
+// Softmax with cross-entropy. Probabilities and loss are float, logits and their gradient have the element type, labels
+// are LABEL, an integer type.
 
 constexpr int LOSS_THREADS = 128;
 
@@ -19,7 +20,7 @@ template <bool MAXIMUM> __device__ inline float block_reduce(float value, float*
 
 // A block takes every gridDim.x-th sample and leaves the sum of their losses.
 extern "C" __global__ void softmax_forward_partial(double* partials, float* probabilities, const T* logits,
-                                                   const int* labels, int samples, int classes, double smoothing) {
+                                                   const LABEL* labels, int samples, int classes, double smoothing) {
     __shared__ float shared[LOSS_THREADS];
     double total = 0;
     for (int n = blockIdx.x; n < samples; n += gridDim.x) {
@@ -59,12 +60,12 @@ extern "C" __global__ void softmax_forward_final(float* loss, const double* part
 }
 
 // d_logits may be probabilities: each thread reads its element before it writes it.
-extern "C" __global__ void softmax_backward(T* d_logits, const float* probabilities, const int* labels,
+extern "C" __global__ void softmax_backward(T* d_logits, const float* probabilities, const LABEL* labels,
                                             const float* scalars, int loss_weight, Index size, int classes,
                                             double smoothing) {
     Index i = (Index)blockIdx.x * THREADS + threadIdx.x;
     if (i >= size) return;
     float gradient = probabilities[i] - (float)(smoothing / classes);
-    if ((int)(i % classes) == labels[i / classes]) gradient -= (float)(1 - smoothing);
+    if ((LABEL)(i % classes) == labels[i / classes]) gradient -= (float)(1 - smoothing);
     assign(d_logits[i], gradient * scalars[loss_weight]);
 }

@@ -1,11 +1,7 @@
 // Batch normalisation (Ioffe & Szegedy 2015): per channel over all rows; statistics, weight and bias are float.
 // Local response normalisation (Krizhevsky et al. 2012): across neighbouring channels.
 
-struct Moments {
-    float count, mean, squares;  // squares: sum of squared deviations from the mean
-};
-
-// Chan, Golub & LeVeque 1983: moments of the union of two samples.
+// Chan, Golub & LeVeque 1983: count, mean and sum of squared deviations of the union of two samples.
 template <typename R> __device__ inline void join(R& count, R& mean, R& squares, R count1, R mean1, R squares1) {
     if (count1 == 0) return;
     R total = count + count1, delta = mean1 - mean, share = count1 / total;
@@ -14,24 +10,50 @@ template <typename R> __device__ inline void join(R& count, R& mean, R& squares,
     count = total;
 }
 
-// One pass over x, and no cancellation: every thread follows Welford 1962, then lanes are joined two by two.
+// One pass over x, and no cancellation: a thread takes the moments of a few rows and joins them to those of the rows before
+// (one division for all of them, and their loads are in flight together), then lanes are joined two by two. Deviations are
+// counted from the first value of the channel, so that a large mean costs no digits.
+constexpr int BUNCH = 4;
+
+template <int N> __device__ inline void add_rows(float count, float* mean, float* squares, const float (*value)[V]) {
+    float share = N / (count + N);
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        float sum = 0, within = 0;
+#pragma unroll
+        for (int j = 0; j < N; j++) sum += value[j][i];
+        float centre = sum / N, delta = centre - mean[i];
+#pragma unroll
+        for (int j = 0; j < N; j++) within += (value[j][i] - centre) * (value[j][i] - centre);
+        mean[i] += delta * share;
+        squares[i] += within + delta * delta * (count * share);
+    }
+}
+
 extern "C" __global__ void batch_norm_statistics_partial(float* partials, const T* x, Index rows, int channels) {
     __shared__ float shared_mean[THREADS * V], shared_squares[THREADS * V], shared_count[THREADS];
     Rows at(channels);
     float mean[V] = {}, squares[V] = {}, count = 0;
-    if (at.inside)
-        for (Index row = at.first; row < rows; row += at.step) {
-            float value[V];
-            load<V>(value, x + row * channels + at.channel);
-            count += 1;
-            float share = 1.0f / count;
+    if (at.inside) {
+        float origin[V], value[BUNCH][V];
+        load<V>(origin, x + at.channel);
+        Index row = at.first;
+        for (; row + (BUNCH - 1) * at.step < rows; row += BUNCH * at.step, count += BUNCH) {
 #pragma unroll
-            for (int i = 0; i < V; i++) {
-                float delta = value[i] - mean[i];
-                mean[i] += delta * share;
-                squares[i] += delta * (value[i] - mean[i]);
-            }
+            for (int j = 0; j < BUNCH; j++) load<V>(value[j], x + (row + j * at.step) * channels + at.channel);
+#pragma unroll
+            for (int j = 0; j < BUNCH; j++)
+#pragma unroll
+                for (int i = 0; i < V; i++) value[j][i] -= origin[i];
+            add_rows<BUNCH>(count, mean, squares, value);
         }
+        for (; row < rows; row += at.step, count += 1) {
+            load<V>(value[0], x + row * channels + at.channel);
+#pragma unroll
+            for (int i = 0; i < V; i++) value[0][i] -= origin[i];
+            add_rows<1>(count, mean, squares, value);
+        }
+    }
     int thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < V; i++) {
@@ -61,8 +83,8 @@ extern "C" __global__ void batch_norm_statistics_partial(float* partials, const 
         }
 }
 
-extern "C" __global__ void batch_norm_statistics_final(float* mean, float* rstd, const float* partials, Index rows,
-                                                       int channels, int blocks, int lanes, double eps) {
+extern "C" __global__ void batch_norm_statistics_final(float* mean, float* rstd, const float* partials, const T* x,
+                                                       Index rows, int channels, int blocks, int lanes, double eps) {
     __shared__ double shared[3][FINAL_LANES][FINAL_CHANNELS];
     int channel = blockIdx.x * FINAL_CHANNELS + threadIdx.x;
     double count = 0, centre = 0, squares = 0;
@@ -79,50 +101,55 @@ extern "C" __global__ void batch_norm_statistics_final(float* mean, float* rstd,
     for (int lane = 1; lane < FINAL_LANES; lane++)
         join(count, centre, squares, shared[0][lane][threadIdx.x], shared[1][lane][threadIdx.x],
              shared[2][lane][threadIdx.x]);
-    mean[channel] = (float)centre;
+    mean[channel] = (float)((double)to_float(x[channel]) + centre);
     rstd[channel] = (float)(1.0 / sqrt(squares / (double)rows + eps));
+}
+
+// y = (x - centre) * scale + shift, two rows at a time: y may be x, so the compiler cannot advance a load past a store.
+__device__ inline void affine(T* y, const T* x, const Rows& at, Index rows, int channels, const float* centre,
+                              const float* scale, const float* shift) {
+    for (Index row = at.first; row < rows; row += 2 * at.step) {
+        Index first = row * channels + at.channel, second = first + at.step * channels;
+        bool both = row + at.step < rows;
+        float value[2][V];
+        load<V>(value[0], x + first);
+        if (both) load<V>(value[1], x + second);
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < V; i++) value[j][i] = (value[j][i] - centre[i]) * scale[i] + shift[i];
+        store<V>(y + first, value[0]);
+        if (both) store<V>(y + second, value[1]);
+    }
 }
 
 extern "C" __global__ void batch_norm_apply(T* y, const T* x, const float* mean, const float* rstd, const float* weight,
                                             const float* bias, Index rows, int channels) {
     Rows at(channels);
     if (!at.inside) return;
-    float centre[V], scale[V], shift[V], value[V];
+    float centre[V], scale[V], shift[V], factor[V];
+    load<V>(centre, mean + at.channel);
+    load<V>(scale, rstd + at.channel);
+    load<V>(factor, weight + at.channel);
+    load<V>(shift, bias + at.channel);
 #pragma unroll
-    for (int i = 0; i < V; i++) {
-        centre[i] = mean[at.channel + i];
-        scale[i] = rstd[at.channel + i] * weight[at.channel + i];
-        shift[i] = bias[at.channel + i];
-    }
-    for (Index row = at.first; row < rows; row += at.step) {
-        Index place = row * channels + at.channel;
-        load<V>(value, x + place);
-#pragma unroll
-        for (int i = 0; i < V; i++) value[i] = (value[i] - centre[i]) * scale[i] + shift[i];
-        store<V>(y + place, value);
-    }
+    for (int i = 0; i < V; i++) scale[i] *= factor[i];
+    affine(y, x, at, rows, channels, centre, scale, shift);
 }
 
-// `rstd` is made from the running variance on the fly: the same loop as apply.
 extern "C" __global__ void batch_norm_inference(T* y, const T* x, const float* running_mean, const float* running_var,
                                                 const float* weight, const float* bias, Index rows, int channels,
-                                                double eps) {
+                                                float eps) {
     Rows at(channels);
     if (!at.inside) return;
-    float centre[V], scale[V], shift[V], value[V];
+    float centre[V], scale[V], shift[V], variance[V];
+    load<V>(centre, running_mean + at.channel);
+    load<V>(variance, running_var + at.channel);
+    load<V>(scale, weight + at.channel);
+    load<V>(shift, bias + at.channel);
 #pragma unroll
-    for (int i = 0; i < V; i++) {
-        centre[i] = running_mean[at.channel + i];
-        scale[i] = (float)(weight[at.channel + i] / sqrt((double)running_var[at.channel + i] + eps));
-        shift[i] = bias[at.channel + i];
-    }
-    for (Index row = at.first; row < rows; row += at.step) {
-        Index place = row * channels + at.channel;
-        load<V>(value, x + place);
-#pragma unroll
-        for (int i = 0; i < V; i++) value[i] = (value[i] - centre[i]) * scale[i] + shift[i];
-        store<V>(y + place, value);
-    }
+    for (int i = 0; i < V; i++) scale[i] /= sqrtf(variance[i] + eps);
+    affine(y, x, at, rows, channels, centre, scale, shift);
 }
 
 // One block: every thread reads the counter before one of them advances it. momentum < 0: cumulative average.
@@ -144,9 +171,8 @@ extern "C" __global__ void batch_norm_running(float* running_mean, float* runnin
 extern "C" __global__ void batch_norm_backward_weight_partial(float* partials, const T* dy, const T* x,
                                                               const float* mean, Index rows, int channels) {
     int channel = (blockIdx.x * blockDim.x + threadIdx.x) * V;
-    float centre[V];
-#pragma unroll
-    for (int i = 0; i < V; i++) centre[i] = channel < channels ? mean[channel + i] : 0;
+    float centre[V] = {};
+    if (channel < channels) load<V>(centre, mean + channel);
     partial_sums<2>(partials, rows, channels, [&](Index row, int c, float sums[2][V]) {
         float gradient[V], value[V];
         load<V>(gradient, dy + row * channels + c);
@@ -174,24 +200,35 @@ extern "C" __global__ void batch_norm_backward_data(T* dx, const T* dy, const T*
                                                     Index rows, int channels) {
     Rows at(channels);
     if (!at.inside) return;
-    float centre[V], along[V], constant[V], scale[V], gradient[V], value[V];
+    float centre[V], along[V], constant[V], scale[V], slope[V], share = 1.0f / (float)rows;
+    load<V>(centre, mean + at.channel);
+    load<V>(slope, rstd + at.channel);
+    load<V>(scale, weight + at.channel);
+    load<V>(along, d_weight + at.channel);
+    load<V>(constant, d_bias + at.channel);
 #pragma unroll
     for (int i = 0; i < V; i++) {
-        int c = at.channel + i;
-        double slope = rstd[c];
-        centre[i] = mean[c];
-        along[i] = (float)(slope * d_weight[c] / (double)rows);
-        constant[i] = (float)(d_bias[c] / (double)rows);
-        scale[i] = (float)(slope * weight[c]);
+        scale[i] *= slope[i];
+        along[i] *= slope[i] * share;
+        constant[i] *= share;
     }
-    for (Index row = at.first; row < rows; row += at.step) {
-        Index place = row * channels + at.channel;
-        load<V>(gradient, dy + place);
-        load<V>(value, x + place);
+    for (Index row = at.first; row < rows; row += 2 * at.step) {  // two rows at a time, as in affine
+        Index first = row * channels + at.channel, second = first + at.step * channels;
+        bool both = row + at.step < rows;
+        float gradient[2][V], value[2][V];
+        load<V>(gradient[0], dy + first);
+        load<V>(value[0], x + first);
+        if (both) {
+            load<V>(gradient[1], dy + second);
+            load<V>(value[1], x + second);
+        }
 #pragma unroll
-        for (int i = 0; i < V; i++)
-            gradient[i] = (gradient[i] - ((value[i] - centre[i]) * along[i] + constant[i])) * scale[i];
-        store<V>(dx + place, gradient);
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                gradient[j][i] = (gradient[j][i] - ((value[j][i] - centre[i]) * along[i] + constant[i])) * scale[i];
+        store<V>(dx + first, gradient[0]);
+        if (both) store<V>(dx + second, gradient[1]);
     }
 }
 

@@ -4,20 +4,17 @@ struct Window {  // of a pooling: x (N, H, W, C), y (N, P, Q, C)
     int h, w, p, q, c, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
 };
 
-struct Place {  // image, row, column and first channel of a thread's pack
+struct Place {  // image, row, column and first channel of a thread's pack: a block works on one row (blockIdx.x) of one image
     Index image;
     int row, column, channel;
     bool inside;
-    __device__ Place(Index images, int rows, int columns, int channels) {
-        Index pack = (Index)blockIdx.x * THREADS + threadIdx.x;
-        int packs = channels / V;
+    __device__ Place(int rows, int columns, int channels) {
+        unsigned pack = blockIdx.y * blockDim.x + threadIdx.x, packs = channels / V;
+        image = blockIdx.x / (unsigned)rows;
+        row = (int)(blockIdx.x % (unsigned)rows);
+        column = (int)(pack / packs);
         channel = (int)(pack % packs) * V;
-        pack /= packs;
-        column = (int)(pack % columns);
-        pack /= columns;
-        row = (int)(pack % rows);
-        image = pack / rows;
-        inside = image < images;
+        inside = column < columns;
     }
 };
 
@@ -25,8 +22,8 @@ __device__ inline Index at(Index image, int row, int column, int rows, int colum
     return ((image * rows + row) * columns + column) * channels;
 }
 
-template <bool WITH_INDEX> __device__ inline void max_pool(T* y, Byte* index, const T* x, Index images, Window s) {
-    Place out(images, s.p, s.q, s.c);
+template <bool WITH_INDEX> __device__ inline void max_pool(T* y, Byte* index, const T* x, Window s) {
+    Place out(s.p, s.q, s.c);
     if (!out.inside) return;
     float best[V];
     Byte where[V];
@@ -58,12 +55,12 @@ template <bool WITH_INDEX> __device__ inline void max_pool(T* y, Byte* index, co
     }
 }
 
-extern "C" __global__ void max_pool_forward(T* y, Byte* index, const T* x, Index images, Window s) {
-    max_pool<true>(y, index, x, images, s);
+extern "C" __global__ void max_pool_forward(T* y, Byte* index, const T* x, Window s) {
+    max_pool<true>(y, index, x, s);
 }
 
-extern "C" __global__ void max_pool_inference(T* y, const T* x, Index images, Window s) {
-    max_pool<false>(y, nullptr, x, images, s);
+extern "C" __global__ void max_pool_inference(T* y, const T* x, Window s) {
+    max_pool<false>(y, nullptr, x, s);
 }
 
 // Outputs p whose window of `kernel` from p * stride - pad holds position `at`: first .. last.
@@ -85,8 +82,8 @@ template <typename F> __device__ inline void each_window(const Place& in, const 
         }
 }
 
-extern "C" __global__ void max_pool_backward(T* dx, const T* dy, const Byte* index, Index images, Window s) {
-    Place in(images, s.h, s.w, s.c);
+extern "C" __global__ void max_pool_backward(T* dx, const T* dy, const Byte* index, Window s) {
+    Place in(s.h, s.w, s.c);
     if (!in.inside) return;
     float sum[V] = {};
     each_window(in, s, [&](Index place, int tap) {
@@ -116,8 +113,8 @@ __device__ inline void window_sum(float sum[V], const T* x, Index image, int row
     }
 }
 
-extern "C" __global__ void avg_pool_forward(T* y, const T* x, Index images, Window s) {
-    Place out(images, s.p, s.q, s.c);
+extern "C" __global__ void avg_pool_forward(T* y, const T* x, Window s) {
+    Place out(s.p, s.q, s.c);
     if (!out.inside) return;
     float sum[V], area = (float)(s.kernel_h * s.kernel_w);
     window_sum(sum, x, out.image, out.row, out.column, out.channel, s);
@@ -126,8 +123,8 @@ extern "C" __global__ void avg_pool_forward(T* y, const T* x, Index images, Wind
     store<V>(y + at(out.image, out.row, out.column, s.p, s.q, s.c) + out.channel, sum);
 }
 
-extern "C" __global__ void avg_pool_backward(T* dx, const T* dy, Index images, Window s) {
-    Place in(images, s.h, s.w, s.c);
+extern "C" __global__ void avg_pool_backward(T* dx, const T* dy, Window s) {
+    Place in(s.h, s.w, s.c);
     if (!in.inside) return;
     float sum[V] = {}, area = (float)(s.kernel_h * s.kernel_w);
     each_window(in, s, [&](Index place, int) {
@@ -147,6 +144,7 @@ extern "C" __global__ void global_avg_pool_forward(T* y, const T* x, int positio
     Index image = blockIdx.y;
     float sum[V] = {};
     if (channel < channels)
+#pragma unroll 8
         for (int i = threadIdx.y; i < positions; i += blockDim.y) {
             float value[V];
             load<V>(value, x + (image * positions + i) * channels + channel);
@@ -167,8 +165,8 @@ extern "C" __global__ void global_avg_pool_forward(T* y, const T* x, int positio
     store<V>(y + image * channels + channel, sum);
 }
 
-extern "C" __global__ void global_avg_pool_backward(T* dx, const T* dy, Index images, int positions, int channels) {
-    Place in(images, positions, 1, channels);
+extern "C" __global__ void global_avg_pool_backward(T* dx, const T* dy, int positions, int channels) {
+    Place in(positions, 1, channels);
     if (!in.inside) return;
     float gradient[V];
     load<V>(gradient, dy + in.image * channels + in.channel);
@@ -177,8 +175,8 @@ extern "C" __global__ void global_avg_pool_backward(T* dx, const T* dy, Index im
     store<V>(dx + (in.image * positions + in.row) * channels + in.channel, gradient);
 }
 
-extern "C" __global__ void subsample_forward(T* y, const T* x, const T* weight, const T* bias, Index images, Window s) {
-    Place out(images, s.p, s.q, s.c);
+extern "C" __global__ void subsample_forward(T* y, const T* x, const T* weight, const T* bias, Window s) {
+    Place out(s.p, s.q, s.c);
     if (!out.inside) return;
     float sum[V], scale[V], shift[V];
     window_sum(sum, x, out.image, out.row, out.column, out.channel, s);
@@ -189,8 +187,8 @@ extern "C" __global__ void subsample_forward(T* y, const T* x, const T* weight, 
     store<V>(y + at(out.image, out.row, out.column, s.p, s.q, s.c) + out.channel, sum);
 }
 
-extern "C" __global__ void subsample_backward_data(T* dx, const T* dy, const T* weight, Index images, Window s) {
-    Place in(images, s.h, s.w, s.c);
+extern "C" __global__ void subsample_backward_data(T* dx, const T* dy, const T* weight, Window s) {
+    Place in(s.h, s.w, s.c);
     if (!in.inside) return;
     float sum[V] = {}, scale[V];
     load<V>(scale, weight + in.channel);

@@ -1,0 +1,255 @@
+"""Cost: what every layer and every in-place unit takes, in seconds and bytes, under the plan ``keep``.
+
+Prices are those of the simulator: each row of the lowered schedule by ``row_seconds``, copies by the profile's
+``copy_seconds``. A profile file with measured rows therefore reaches the planner and the prediction alike.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minidnn.graph import Node
+from minidnn.profiles import Profile
+from minidnn.schedule.analysis import Analysis, aux_key
+from minidnn.schedule.instruction import COMPUTE, Instruction, Op
+from minidnn.schedule.simulate import live_curve, row_seconds
+from minidnn.spec import round_up
+
+_BACKWARD = (Op.BACKWARD_WEIGHT, Op.BACKWARD_DATA)
+
+
+class Key(NamedTuple):
+    """Something a layer makes that can be stored for backward: its output, or an aux that is not kept anyway.
+
+    ``made``, ``last_forward``: index of the node that makes it, and of the last that reads it in forward.
+    ``first_reader``, ``last_reader``: nodes whose backward reads it first and last, the highest and the lowest index; -1: none.
+    """
+
+    name: str
+    unit: int
+    nbytes: int
+    footprint: int
+    made: int
+    last_forward: int
+    first_reader: int
+    last_reader: int
+
+
+class Unit(NamedTuple):
+    """An in-place chain of layers, of which the last one's decision governs: what policies decide about.
+
+    ``keys``: indices of what it makes; ``sources``: indices of what remaking it reads from other units. ``footprint``: bytes
+    of its keys in the slab; ``stored``: of those that some backward reads.
+    """
+
+    index: int
+    name: str
+    layers: tuple[str, ...]
+    kinds: tuple[str, ...]
+    first: int
+    last: int
+    keys: tuple[int, ...]
+    sources: tuple[int, ...]
+    forward_seconds: float
+    backward_seconds: float
+    recompute_seconds: float
+    recompute_rows: int
+    footprint: int
+    stored: int
+    workspace_bytes: int
+    offload_seconds: float
+    prefetch_seconds: float
+
+
+class LayerCost(NamedTuple):
+    """One layer: times in seconds, sizes in bytes. ``unit`` is the layer whose decision governs it.
+
+    ``output_bytes``: what it makes; ``stored_bytes``: of that, what some backward reads; transfers are of the output.
+    """
+
+    name: str
+    kind: str
+    unit: str
+    forward_seconds: float
+    backward_seconds: float
+    recompute_seconds: float
+    output_bytes: int
+    stored_bytes: int
+    workspace_bytes: int
+    offload_seconds: float
+    prefetch_seconds: float
+
+
+class Costs:
+    """Costs of all layers and units of one request.
+
+    Attributes:
+        layers: one entry a layer. units: in the order of their last layers. keys: what they make.
+        unit_of: index of the unit of every node.
+        forward_seconds, backward_seconds, forward_rows, backward_rows: by node index; rows count those of ``compute``.
+        around: by position (N forward, then N backward, last node first): bytes alive besides the keys: parameters,
+            gradients, workspaces, the batch.
+        step_seconds: compute time of a step under ``keep``.
+    """
+
+    def __init__(self, analysis: Analysis, rows: list[Instruction], base_bytes: int, gpu: Profile) -> None:
+        """``rows``: the lowered training step under ``keep``, with ALLOC and FREE; ``base_bytes``: persistent bytes."""
+        self.analysis = analysis
+        self.gpu = gpu
+        nodes = analysis.graph.nodes
+        count = len(nodes)
+        self.forward_seconds = np.zeros(count)
+        self.backward_seconds = np.zeros(count)
+        self.forward_rows = np.zeros(count, np.int64)
+        self.backward_rows = np.zeros(count, np.int64)
+        self._workspace = [0] * count
+        self._kernels: list[dict[str, float]] = [{} for _ in nodes]  # forward seconds by kernel
+        self.alive = np.zeros(2 * count, np.int64)  # by position, under keep
+        self._read_rows(rows, base_bytes)
+        self.unit_of, self.keys, self.units = self._units()
+        self.layers = tuple(self._layer(node) for node in nodes)
+        self.step_seconds = float(self.forward_seconds.sum() + self.backward_seconds.sum())
+        self.around = self.alive - self._keys_alive()
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The layers in forward order."""
+        return self.analysis.graph.nodes
+
+    def position(self, backward_node: int) -> int:
+        """Position of a node's backward."""
+        return 2 * len(self.nodes) - 1 - backward_node
+
+    def _read_rows(self, rows: list[Instruction], base_bytes: int) -> None:
+        """Attribute every row to the forward or backward of a node. ADD and UPDATE rows belong to the backward before them."""
+        index = {node.name: node.index for node in self.nodes}
+        precision = self.analysis.precision.name
+        forward, at = True, 0
+        curve = live_curve(rows, base_bytes)
+        for row, alive in zip(rows, curve, strict=True):
+            if row.op in (Op.ALLOC, Op.FREE):
+                continue
+            if row.op is Op.FORWARD:
+                at = index[row.target]
+            elif row.op in _BACKWARD:
+                forward, at = False, index[row.target]
+            position = at if forward else self.position(at)
+            self.alive[position] = max(self.alive[position], alive)
+            if row.stream != COMPUTE:
+                continue
+            seconds = row_seconds(row, self.gpu, precision)
+            if forward:
+                self.forward_seconds[at] += seconds
+                self.forward_rows[at] += 1
+                if row.op is Op.FORWARD:
+                    kernels = self._kernels[at]
+                    kernels[row.kernel] = kernels.get(row.kernel, 0.0) + seconds
+            else:
+                self.backward_seconds[at] += seconds
+                self.backward_rows[at] += 1
+            if row.workspace is not None:
+                self._workspace[at] = max(self._workspace[at], row.workspace.spec.nbytes)
+
+    def _units(self) -> tuple[list[int], tuple[Key, ...], tuple[Unit, ...]]:
+        analysis = self.analysis
+        ends = analysis.units()
+        members: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            members.setdefault(ends[node.name], []).append(node)
+        order = [node.name for node in self.nodes if node.name in members]
+        number = {name: position for position, name in enumerate(order)}
+        unit_of = [number[ends[node.name]] for node in self.nodes]
+        readers = self._readers()
+        keys: list[Key] = []
+        by_name: dict[str, int] = {}
+        for node in self.nodes:
+            for name, nbytes in self._made(node):
+                backward = readers.get(name, [])
+                forward = analysis.last_reader.get(node.output, node.index) if name == node.name else node.index
+                by_name[name] = len(keys)
+                ends_of = (max(backward, default=-1), min(backward, default=-1))
+                keys.append(Key(name, unit_of[node.index], nbytes, round_up(nbytes), node.index, forward, *ends_of))
+        units = tuple(self._unit(number[name], members[name], keys, by_name) for name in order)
+        return unit_of, tuple(keys), units
+
+    def _readers(self) -> dict[str, list[int]]:
+        """By key: the nodes whose backward reads it."""
+        found: dict[str, list[int]] = {}
+        for node in self.nodes:
+            for key in self.analysis.rows[node.index].backward_reads:
+                found.setdefault(key, []).append(node.index)
+        return found
+
+    def _made(self, node: Node) -> list[tuple[str, int]]:
+        """Keys of a node and their bytes."""
+        analysis, spec = self.analysis, self.analysis.specs[node.output]
+        sizes = {node.output.name: spec.nbytes}
+        for aux in analysis.rows[node.index].aux:
+            sizes[aux_key(node, aux.key)] = analysis.precision.resolve(aux.spec).nbytes
+        return [(key, sizes[key]) for key in analysis.outputs(node)]
+
+    def _unit(self, index: int, members: list[Node], keys: list[Key], by_name: dict[str, int]) -> Unit:
+        inside = {node.index for node in members}
+        own = [by_name[key] for node in members for key in self.analysis.outputs(node)]
+        # What the chain overwrites on its way cannot be stored: only the last output, and the aux.
+        own = [k for k in own if keys[k].made == members[-1].index or keys[k].name != self.nodes[keys[k].made].name]
+        reads = [self.analysis.root[tensor].name for node in members for tensor in node.inputs]
+        sources = [by_name[r] for r in dict.fromkeys(reads) if r in by_name and keys[by_name[r]].made not in inside]
+        stored = [k for k in own if keys[k].first_reader >= 0]
+        moved = stored or own
+        return Unit(
+            index,
+            members[-1].name,
+            tuple(node.name for node in members),
+            tuple(node.layer.kind for node in members),
+            members[0].index,
+            members[-1].index,
+            tuple(own),
+            tuple(sources),
+            float(sum(self.forward_seconds[node.index] for node in members)),
+            float(sum(self.backward_seconds[node.index] for node in members)),
+            sum(self._recompute_seconds(node) for node in members),
+            sum(len(self.analysis.rows[node.index].recompute) for node in members),
+            sum(keys[k].footprint for k in own),
+            sum(keys[k].footprint for k in stored),
+            max(self._workspace[node.index] for node in members),
+            sum(self.gpu.copy_seconds(keys[k].nbytes, "d2h") for k in moved),
+            sum(self.gpu.copy_seconds(keys[k].nbytes, "h2d") for k in moved),
+        )
+
+    def _recompute_seconds(self, node: Node) -> float:
+        """Recomputing issues kernels that forward has issued, so it is priced by their forward rows."""
+        kernels = self._kernels[node.index]
+        return sum(kernels[kernel] for kernel in {c.kernel for c in self.analysis.rows[node.index].recompute})
+
+    def _layer(self, node: Node) -> LayerCost:
+        made = self._made(node)
+        read = self.analysis.read_by_backward
+        return LayerCost(
+            node.name,
+            node.layer.kind,
+            self.units[self.unit_of[node.index]].name,
+            float(self.forward_seconds[node.index]),
+            float(self.backward_seconds[node.index]),
+            self._recompute_seconds(node),
+            sum(nbytes for _, nbytes in made),
+            sum(nbytes for key, nbytes in made if key in read),
+            self._workspace[node.index],
+            sum(self.gpu.copy_seconds(nbytes, "d2h") for _, nbytes in made),
+            sum(self.gpu.copy_seconds(nbytes, "h2d") for _, nbytes in made),
+        )
+
+    def _keys_alive(self) -> NDArray[np.int64]:
+        """Bytes of the keys alive at every position under ``keep``."""
+        change = np.zeros(2 * len(self.nodes) + 1, np.int64)
+        for unit in self.units:
+            for k in unit.keys:
+                key = self.keys[k]
+                end = key.last_forward if key.last_reader < 0 else self.position(key.last_reader)
+                change[key.made] += key.footprint
+                change[end + 1] -= key.footprint
+        alive: NDArray[np.int64] = np.cumsum(change)[:-1]
+        return alive

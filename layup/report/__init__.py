@@ -1,0 +1,1 @@
+"""Reports: what a person looks at to see and trust a plan."""
