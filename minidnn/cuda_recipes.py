@@ -18,12 +18,15 @@ CUDA_ACCUMULATING = ("channel_sum",)
 
 
 def cuda_recipe(
-    graph: Graph, precision: Precision, workspace_limit: int | None, deterministic: bool, *, device: CudaDevice
-) -> Recipe:
-    """Ask cuDNN's heuristics for every direction of every convolution. Does not measure, and looks at no budget.
+    graph: Graph, precision: Precision, workspace_limit: int | None, deterministic: bool, *, device: CudaDevice,
+    tune: bool = False,
+) -> Recipe:  # fmt: skip
+    """Ask cuDNN's heuristics for every direction of every convolution, or (``tune``) measure which engine is fastest.
 
+    Looks at no budget. Measuring takes seconds and may choose differently every time: keep the recipe it gives.
     ``device`` must have been made for the same precision and determinism; it keeps the plans it builds.
     """
+    choose = device.tune_engine if tune else device.select_engine
     engines: dict[str, Engine] = {}
     for node in graph.nodes:
         shapes = Analysis.shapes(node)
@@ -33,7 +36,7 @@ def cuda_recipe(
         for call in calls:
             if call.engine:
                 problem = _problem(node, call.engine, dict(call.attrs), precision)
-                engines[f"{node.name}:{call.engine}"] = device.select_engine(problem, workspace_limit)
+                engines[f"{node.name}:{call.engine}"] = choose(problem, workspace_limit)
     return Recipe(precision.name, "cuda", engines, CUDA_ACCUMULATING, workspace_limit, deterministic)
 
 

@@ -172,8 +172,8 @@ def _space(
         found.at.append(at)
         found.counter.append(counter // BLOCK_BYTES)
 
-    for buffer in persistent:  # they lie side by side, so the counter is where the last one ends
-        born(buffer, 0, offsets[buffer] + buffer.footprint)
+    for fixed in persistent:  # they lie side by side, so the counter is where the last one ends
+        born(fixed, 0, offsets[fixed] + fixed.footprint)
     base = total_footprint(persistent, space)
     for index, (row, counter) in enumerate(zip(rows, live_curve(rows, base, space=space), strict=True)):
         buffer = row.buffer

@@ -21,6 +21,7 @@ from minidnn.errors import UserError
 from minidnn.kernels import cuda_kernels
 from minidnn.kernels.cuda_launch import SCRATCH_BYTES, Launcher, Library
 from minidnn.kernels.cudnn import OWN, Convolution
+from minidnn.kernels.cudnn_tune import Tuner
 from minidnn.schedule.instruction import COMPUTE, HOST, STREAMS
 from minidnn.schedule.recipe import Engine
 from minidnn.spec import TensorSpec
@@ -75,6 +76,7 @@ class CudaDevice:
         compute, refused, launch = self._pointers[COMPUTE], frozenset(refuse), cupy.cuda.driver.launchKernel
         needed = not refused >= {"convolution", "matmul"}
         self.cudnn = open_cudnn(compute, precision, deterministic, refused) if needed else None
+        self._tuner: Tuner | None = None
         self._launcher = Launcher(Library(cupy), launch, compute, int(self._scratch.ptr), self.cudnn)
         self.kernels: Any = cuda_kernels.Immediate(self._launcher, cupy.cuda.runtime.deviceSynchronize)
 
@@ -157,6 +159,15 @@ class CudaDevice:
     def select_engine(self, problem: Convolution, workspace_limit: int | None) -> Engine:
         """How a convolution direction is computed. Does not look at the memory there is."""
         return OWN if self.cudnn is None else self.cudnn.select(problem, workspace_limit)
+
+    def tune_engine(self, problem: Convolution, workspace_limit: int | None) -> Engine:
+        """The fastest engine of a convolution direction, measured in memory of its own: call it before ``open``."""
+        assert self._slab is None, "engines are measured before the slab is allocated"
+        if self.cudnn is None:
+            return OWN
+        if self._tuner is None:
+            self._tuner = Tuner(self._cupy, self.cudnn, self._streams[COMPUTE])
+        return self._tuner.fastest(problem, workspace_limit, numpy_dtype(problem.dtype))
 
     # -- running ----------------------------------------------------------------------------------------------------
     def submit(

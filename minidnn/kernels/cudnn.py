@@ -133,16 +133,19 @@ class Cudnn:
         return self._choices[key]
 
     def _select(self, problem: Convolution, workspace_limit: int | None) -> Engine:
+        return next(self.engines(problem, workspace_limit), OWN)
+
+    def engines(self, problem: Convolution, workspace_limit: int | None) -> Iterator[Engine]:
+        """The engines that build, stay under the limit and can be built again from their options, best first."""
         if "convolution" in self._refuse:
-            return OWN
+            return
         for options in self.candidates(problem, workspace_limit):
             try:
                 plan = self.plan(problem, dict(options))
             except UserError:  # an engine with a knob that this frontend cannot name
                 continue
             if workspace_limit is None or plan.workspace_bytes <= workspace_limit:
-                return Engine("cudnn", plan.workspace_bytes, options)
-        return OWN
+                yield Engine("cudnn", plan.workspace_bytes, options)
 
     def candidates(self, problem: Convolution, workspace_limit: int | None) -> Iterator[tuple[tuple[str, int], ...]]:
         """Engines with their knobs, as options of a recipe's ``Engine``, best first by cuDNN's heuristics. Each one builds."""
@@ -176,6 +179,12 @@ class Cudnn:
                 ) from None
             self._plans[key] = Plan(graph, int(graph.get_workspace_size_plan_at_index(0)))
         return self._plans[key]
+
+    def keep_only(self, problem: Convolution, engine: Engine) -> None:
+        """Drop the plans of all other engines of a problem."""
+        self._plans = {
+            key: plan for key, plan in self._plans.items() if key[0] != problem or key[1] == tuple(engine.options)
+        }
 
     def run(self, plan: Plan, pointers: Mapping[int, int], workspace: int) -> Work:
         """Bind a plan to addresses."""

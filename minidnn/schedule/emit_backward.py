@@ -58,16 +58,15 @@ class StepEmitter(Emitter):
         return self.new(f"d_{tensor.name}", self.analysis.specs[tensor], Role.GRAD, node, hold=hold)
 
     def backward_weight(
-        self, node: Node, calls: tuple[Any, ...], local: dict[str, Value], *, accumulates: bool
+        self, node: Node, calls: tuple[Any, ...], local: dict[str, Value], *, total: Value | None, accumulates: bool
     ) -> Value | None:
         """Emit the weight-gradient rows and return the layer's gradient block, complete for this micro-batch.
 
-        ``accumulates``: add to what earlier micro-batches left, by the kernel itself where the recipe says that it can,
+        ``total``: where the gradients of an accumulation group live; None: in a block of their own. ``accumulates``: add to what earlier micro-batches left, by the kernel itself where the recipe says that it can,
         else through a temporary. ``local`` receives this micro-batch's own gradients.
         """
         if not calls:
             return None
-        total = self.persistent.gradients.get(node.name)
         direct = accumulates and all(call.kernel in self.recipe.accumulating for call in calls)
         if total is None or (accumulates and not direct):
             spec = self.persistent.weights[node.name].spec

@@ -53,7 +53,11 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
         for call in rows.once:
             e.emit(Op.FORWARD, node, call, {})
         residence.made(node)  # OFFLOAD: after `lag` rows; the device copy dies there or at its last forward use
-    fetch_result(e, e.read(graph.nodes[-1].output), 0)
+    loss = e.read(graph.nodes[-1].output)
+    fetch_result(e, loss, 0)
+    e.held[loss.buffer] = (
+        loss  # to the end of the step: else computation would wait for its copy to use these 512 bytes again
+    )
     residence.forward_done()
 
     ready = []
@@ -66,7 +70,8 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
         dy = e.pop_grad(node.output)
         if dy is not None:
             local["dy"] = dy
-        gradient = e.backward_weight(node, rows.backward_weight, local, accumulates=step.accumulates)
+        total = None if step.fetches else persistent.gradients.get(node.name)
+        gradient = e.backward_weight(node, rows.backward_weight, local, total=total, accumulates=step.accumulates)
         for index, calls in rows.backward_data:
             e.backward_data(node, index, calls, local, last=index == rows.backward_data[-1][0])
         residence.layer_done()

@@ -31,8 +31,8 @@ _TRIALS = 300
 _LEAST_TRIALS = 5  # from the best order to start with, however many pairs there are
 _GOOD = 1024  # an extent within a part in so many of the peak is good enough to stop trying
 
-_ENDLESS = 1 << 31  # blocks; more than a slab has
-_END_MASK = (1 << 32) - 1
+_SHIFT = 40
+_ENDLESS = (1 << _SHIFT) - 1  # blocks; more than a slab has
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,13 +239,13 @@ def _arrange(spans: Sequence[_Span], floors: Sequence[int], goal: int) -> dict[_
                 break
             rank = [0.0] * len(spans)
             for position, i in enumerate(order):
-                rank[i] = position / 2 if placed[i] & _END_MASK > goal else position
+                rank[i] = position / 2 if placed[i] & _ENDLESS > goal else position
             order = sorted(order, key=rank.__getitem__)
             placed = _greedy(spans, floors, meeting, order)
             top = _top(placed)
             if top < best_top:
                 best_top, best = top, placed
-    return {span: place >> 32 for span, place in zip(spans, best, strict=True)}
+    return {span: place >> _SHIFT for span, place in zip(spans, best, strict=True)}
 
 
 def _meeting(spans: Sequence[_Span]) -> list[list[int]]:
@@ -267,18 +267,18 @@ def _meeting(spans: Sequence[_Span]) -> list[list[int]]:
 def _greedy(
     spans: Sequence[_Span], floors: Sequence[int], meeting: Sequence[Sequence[int]], order: Sequence[int]
 ) -> list[int]:
-    """Place spans in a given order, each in the lowest gap. Returns ``begin << 32 | end`` of each, which sorts fast."""
+    """Place spans in a given order, each in the lowest gap. Returns ``begin << 40 | end`` of each, which sorts fast."""
     placed = [0] * len(spans)
     place_of = placed.__getitem__
     for number in order:
         blocks, begin = spans[number].blocks, floors[number]
         for other in sorted(filter(None, map(place_of, meeting[number]))):
-            if (other >> 32) - begin >= blocks:
+            if (other >> _SHIFT) - begin >= blocks:
                 break
-            begin = max(begin, other & _END_MASK)
-        placed[number] = begin << 32 | (begin + blocks)
+            begin = max(begin, other & _ENDLESS)
+        placed[number] = begin << _SHIFT | (begin + blocks)
     return placed
 
 
 def _top(placed: Sequence[int]) -> int:
-    return max((place & _END_MASK for place in placed), default=0)
+    return max((place & _ENDLESS for place in placed), default=0)

@@ -15,8 +15,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,147 +24,35 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from protocol_bandwidth import bandwidths
+from protocol_nets import (
+    MOMENTUM,
+    OPTIMIZERS,
+    Replay,
+    batches,
+    chain,
+    distance,
+    emulated,
+    equal,
+    every_layer,
+    furthest,
+    on_gpu,
+    train,
+    within,
+)
+
 import minidnn
-from minidnn.cuda_recipes import cuda_recipe
 from minidnn.device.cuda import CudaDevice
-from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
 from minidnn.executor import BATCHES_IN_FLIGHT
-from minidnn.kernels import cuda_kernels
 from minidnn.metrics import provenance, write_json
 from minidnn.precision import precision as find_precision
 from minidnn.schedule.analysis import Analysis
 from minidnn.schedule.plan import Decision, Plan, naive
 
-BATCH, CLASSES, STEPS = 16, 10, 4
 DRIVER_BLOCK_BYTES = 2 << 20  # what the driver hands out memory in
 TOLERANCE = 1e-5  # of true fp32
 TOLERANCES = {"tf32": 2e-2, "fp16": 2e-2, "bf16": 1e-1}  # of gradients: the digits of the type, times what BN costs
-OPTIMIZERS = {
-    "momentum": minidnn.SGD(lr=0.05, momentum=0.9, weight_decay=1e-4),
-    "nesterov": minidnn.SGD(lr=0.05, momentum=0.9, nesterov=True),
-    "sgd": minidnn.SGD(lr=0.05, weight_decay=1e-4),
-    "adam": minidnn.Adam(lr=1e-3, weight_decay=1e-4),
-}
-MOMENTUM = OPTIMIZERS["momentum"]
-
-Batch = tuple[Any, Any]
-State = dict[str, Any]
-
-
-# -- nets ---------------------------------------------------------------------------------------------------------------
-def chain(pool: str = "global", batch: int = BATCH) -> minidnn.Graph:
-    """conv, BN, ReLU twice, so that the second one has a data gradient, then Linear and the loss."""
-    g = minidnn.Graph()
-    x = g.input((batch, 12, 12, 8))
-    h = g.relu(g.batch_norm(g.conv2d(x, 16, 3, padding=1, name="conv1")))
-    h = g.relu(g.batch_norm(g.conv2d(h, 32, 3, stride=2, padding=1, name="conv2")))
-    h = g.global_avg_pool(h) if pool == "global" else g.flatten(g.max_pool(h, 2))
-    g.softmax_cross_entropy(g.linear(h, CLASSES, name="fc"), g.label((batch,)))
-    return g
-
-
-def every_layer() -> minidnn.Graph:
-    """One layer of each kind, on extents that no vector access divides, with a skip, a concat and grouped convolution."""
-    g = minidnn.Graph()
-    x = g.input((BATCH, 17, 13, 3))
-    h = g.lrn(g.relu(g.conv2d(x, 12, 5, stride=2, padding=2, bias=True)), size=5, alpha=0.1)
-    h = g.max_pool(h, 3, stride=2, padding=1)
-    left = g.tanh(g.conv2d(h, 9, 3, padding=2, dilation=2, groups=3))
-    right = g.avg_pool(h, 3, stride=1, padding=1)
-    h = g.concat(left, right)
-    h = g.add(h, g.relu(g.batch_norm(g.conv2d(h, 21, 1))))
-    h = g.flatten(g.tanh(g.subsample(h, 2)))
-    h = g.dropout(g.relu(g.linear(h, 31)), 0.4)
-    g.softmax_cross_entropy(g.linear(h, CLASSES), g.label((BATCH,)), smoothing=0.1)
-    return g
-
-
-# -- running ------------------------------------------------------------------------------------------------------------
-def batches(graph: minidnn.Graph, seed: int, count: int = STEPS) -> list[Batch]:
-    """Random batches for a graph."""
-    rng = np.random.default_rng(seed)
-    shape = graph.inputs[0].shape
-    return [(rng.standard_normal(shape, np.float32), rng.integers(0, CLASSES, shape[0])) for _ in range(count)]
-
-
-def emulated(graph: minidnn.Graph, seed: int, optimizer: Any = MOMENTUM) -> minidnn.CompiledStep:
-    """The step on NumPy."""
-    return minidnn.compile(graph, optimizer=optimizer, device=EmulatedDevice(), seed=seed)
-
-
-@contextmanager
-def on_gpu(graph: minidnn.Graph, args: argparse.Namespace, *, optimizer: Any = MOMENTUM, precision: str = "fp32",
-           plan: Plan | None = None, refuse: Sequence[str] = ()) -> Iterator[minidnn.CompiledStep]:  # fmt: skip
-    """The step on the GPU, with the recipe that cuDNN's heuristics give."""
-    device = CudaDevice(args.device, precision=precision, refuse=refuse)
-    try:
-        recipe = cuda_recipe(graph, find_precision(precision), args.workspace_limit, True, device=device)
-        step = minidnn.compile(
-            graph, plan, optimizer=optimizer, device=device, precision=precision, recipe=recipe, seed=args.seed
-        )
-        yield step
-        step.close()
-    finally:
-        device.close()
-
-
-def train(step: minidnn.CompiledStep, data: Sequence[Batch]) -> State:
-    """Losses and the whole state after some steps. The host runs ahead: losses are read at the end."""
-    results = [step.run(x, y) for x, y in data]
-    losses = np.array([result.loss for result in results])
-    return {"losses": losses, **step.state_dict(), **step.optimizer_state_dict()}
-
-
-class Replay:
-    """Two captured training steps, one for each pinned slot, which take the place of row-by-row execution."""
-
-    def __init__(self, step: minidnn.CompiledStep) -> None:
-        self.executor = executor = step.executor
-        assert executor._runs % BATCHES_IN_FLIGHT == 0, "capture after an even number of runs"
-        runs, self.graphs = executor._runs, []
-        for parity in range(BATCHES_IN_FLIGHT):
-            executor._runs, executor._last = runs + parity, None  # no wait for an earlier run: the launch is the fence
-            self.graphs.append(executor.device.capture(partial(executor.run, "train")))  # type: ignore[attr-defined]
-        executor._runs, executor._last, executor._ends = runs, None, [None] * BATCHES_IN_FLIGHT
-        setattr(executor, "run", self.run)  # noqa: B010  (a method is replaced on purpose)
-
-    def run(self, name: str) -> Any:
-        """Launch the graph of the next slot."""
-        assert name == "train", f"only the training step was captured, not {name}"
-        executor = self.executor
-        parity = executor._runs % BATCHES_IN_FLIGHT
-        executor._runs += 1
-        executor._ends[parity] = executor.device.launch(self.graphs[parity])  # type: ignore[attr-defined]
-        return executor._ends[parity]
-
-
-# -- comparing ----------------------------------------------------------------------------------------------------------
-def distance(a: Any, b: Any) -> float:
-    """The relative distance ||a - b|| / ||b||, in double."""
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    scale = float(np.linalg.norm(b))
-    return float(np.linalg.norm(a - b)) / scale if scale else float(np.linalg.norm(a))
-
-
-def furthest(found: State, expected: State) -> dict[str, Any]:
-    """The largest relative distance of any tensor, and which."""
-    assert found.keys() == expected.keys(), f"names differ: {sorted(found.keys() ^ expected.keys())}"
-    errors = {name: distance(found[name], expected[name]) for name in expected}
-    worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else float("inf"))
-    return {"error": errors[worst], "tensor": worst, "tensors": len(errors)}
-
-
-def within(result: dict[str, Any], tolerance: float) -> dict[str, Any]:
-    """Pass if the error is below the tolerance; NaN never passes."""
-    return {"passed": bool(result["error"] < tolerance), "tolerance": tolerance, **result}
-
-
-def equal(found: State, expected: State) -> dict[str, Any]:
-    """Pass if every tensor is equal to the bit."""
-    assert found.keys() == expected.keys()
-    differing = [name for name in expected if not np.array_equal(found[name], expected[name], equal_nan=True)]
-    return {"passed": not differing and all(np.isfinite(v).all() for v in found.values()), "differing": differing}
 
 
 # -- checks -------------------------------------------------------------------------------------------------------------
@@ -306,44 +193,7 @@ def check_bandwidth(args: argparse.Namespace) -> dict[str, Any]:
     import cupy
 
     device = CudaDevice(args.device, refuse=("convolution", "matmul"))
-    shape, vector = (64, 56, 56, 256), (256,)
-    x, y, dy = (cupy.random.standard_normal(shape, dtype="float32") for _ in range(3))
-    a, b, c, d, e, f = (cupy.ones(vector, "float32") for _ in range(6))
-    small, index = cupy.zeros((64, 28, 28, 256), "float32"), cupy.zeros((64, 28, 28, 256), "uint8")
-    pooled, counters, scalars = cupy.zeros((64, 256), "float32"), cupy.zeros(4, "uint32"), cupy.ones(8, "float32")
-    pool = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
-    flat = [t.reshape(-1) for t in (x, y, dy)]
-    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any], int]] = {
-        "relu_forward": ((y, x), {}, x.nbytes * 2),
-        "relu_backward": ((dy, dy, y), {}, x.nbytes * 3),
-        "add_forward": ((y, y, x), {}, x.nbytes * 3),
-        "dropout": ((y, x, counters), {"node": 1, "threshold": 1 << 31, "scale": 2.0}, x.nbytes * 2),
-        "batch_norm_statistics": ((a, b, x), {"eps": 1e-5}, x.nbytes),
-        "batch_norm_apply": ((y, x, a, b, c, d), {}, x.nbytes * 2),
-        "batch_norm_backward_weight": ((e, f, dy, x, a, b), {}, x.nbytes * 2),
-        "batch_norm_backward_data": ((dy, dy, x, a, b, c, e, f), {}, x.nbytes * 3),
-        "channel_sum": ((e, dy), {}, x.nbytes),
-        "max_pool_forward": ((small, index, x), pool, x.nbytes + small.nbytes + index.nbytes),
-        "max_pool_backward": ((y, small, index), pool, x.nbytes + small.nbytes + index.nbytes),
-        "avg_pool_forward": ((small, x), pool, x.nbytes + small.nbytes),
-        "global_avg_pool_forward": ((pooled, x), {}, x.nbytes),
-        "sgd_momentum_update": (
-            (*flat, scalars), {"momentum": 0.9, "nesterov": False, "weight_decay": 1e-4}, x.nbytes * 5
-        ),
-    }  # fmt: skip
-    cupy.cuda.runtime.deviceSynchronize()
-    found = {}
-    for name, (operands, attrs, nbytes) in calls.items():
-        work = getattr(cuda_kernels, name)(device._launcher, *operands, **attrs)
-        seconds = []
-        for _ in range(12):
-            before = device.seconds()
-            for _ in range(5):
-                work()
-            device.synchronize()
-            seconds.append((device.seconds() - before) / 5)
-        found[name] = round(nbytes / statistics.median(seconds[2:]) / 1e12, 2)
-    del x, y, dy, small, index, pooled, flat, calls, operands
+    found = {dtype: bandwidths(device, cupy, dtype) for dtype in ("float32", "float16")}
     device.close()
     cupy.get_default_memory_pool().free_all_blocks()
     return {"passed": True, "terabytes_per_second": found}
@@ -356,6 +206,7 @@ def checks(args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
         "flatten": lambda: check_net(args, chain("flatten")),
         "every layer": lambda: check_net(args, every_layer()),
         "own convolution and product": lambda: check_net(args, every_layer(), refuse=("convolution", "matmul")),
+        "tuned": lambda: check_net(args, every_layer(), tune=True),
         "repeat": lambda: check_repeat(args),
         "captured chain": lambda: check_capture(args, chain()),
         "captured every layer": lambda: check_capture(args, every_layer()),

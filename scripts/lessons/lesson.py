@@ -11,21 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minidnn import CompiledStep, Graph, UserError
+from minidnn import CompiledStep, Graph, UserError, profiles
 from minidnn.commandline import run
 from minidnn.lifetime_map import lifetime_map
 from minidnn.schedule.instruction import DEVICE, HOST, Instruction, Wait
 from minidnn.schedule.program import Schedule
 
 __all__ = [
-    "State", "ask", "batch", "chain", "differing", "inserted", "options", "require", "run", "show", "tampered", "without",
+    "State", "ask", "batch", "chain", "differing", "inserted", "laptop", "options", "require", "run", "show", "tampered",
+    "without",
 ]  # fmt: skip
 
 State = dict[str, NDArray[Any]]
 """Parameters and running statistics by name."""
 
 
-def options(argv: Sequence[str] | None, text: str | None, **defaults: str | int) -> argparse.Namespace:
+def options(argv: Sequence[str] | None, text: str | None, **defaults: str | int | float) -> argparse.Namespace:
     """Read the command line: ``--answer``, and an option for each default. ``text`` is the lesson's docstring."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answer", metavar="VALUE", help="your answer to the question at the end")
@@ -83,6 +84,14 @@ def batch(graph: Graph) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     rng = np.random.default_rng(0)
     x = rng.standard_normal(graph.inputs[0].shape, dtype=np.float32)
     return x, rng.integers(0, graph.logits.shape[-1], len(x))
+
+
+def laptop(link: float) -> profiles.Profile:
+    """The GPU of a laptop whose link to host memory is so many times as fast as it is."""
+    require(link > 0, f"--link {link} must be positive")
+    gpu = profiles.load("rtx4060")
+    ways = ("h2d_bandwidth", "d2h_bandwidth", "h2d_bandwidth_both", "d2h_bandwidth_both")
+    return replace(gpu, **{way: link * getattr(gpu, way) for way in ways})
 
 
 def tampered(step: CompiledStep, rows: Iterable[Instruction]) -> CompiledStep:

@@ -16,7 +16,7 @@ from minidnn.device.cuda import CudaDevice
 from minidnn.device.cuda_libraries import parse_device
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
-from minidnn.kernels import base, cuda_kernels, cuda_launch, cudnn, numpy_kernels
+from minidnn.kernels import base, cuda_kernels, cuda_launch, cudnn, cudnn_tune, numpy_kernels
 from minidnn.schedule.instruction import COMPUTE, D2H, H2D
 from minidnn.schedule.recipe import Engine, Recipe
 from minidnn.spec import TensorSpec
@@ -382,6 +382,13 @@ def test_a_workspace_limit_skips_the_engines_above_it(monkeypatch):
     assert fake_cudnn(monkeypatch).select(PROBLEM, 2047) == Engine("cudnn", 0, (("engine", 15),))
 
 
+def test_tuning_takes_the_fastest_and_of_equally_fast_ones_the_first():
+    slow, good, close, quick = (Engine("cudnn", 0, (("engine", i),)) for i in range(4))
+    assert cudnn_tune.best(iter([(slow, 2.0), (good, 1.0), (close, 0.99)])) == good
+    assert cudnn_tune.best(iter([(slow, 2.0), (good, 1.0), (quick, 0.5)])) == quick
+    assert cudnn_tune.best(iter([])) == cudnn.OWN
+
+
 def test_where_cudnn_refuses_our_own_kernel_is_the_engine(monkeypatch):
     assert fake_cudnn(monkeypatch, refuse=frozenset({"convolution"})).select(PROBLEM, None) == cudnn.OWN
 
@@ -403,11 +410,59 @@ def test_sources_compile(source, flags, tmp_path):
 
 
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
-@pytest.mark.gpu
-def test_the_protocol_check_passes(tmp_path):
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
-    if not cupy.cuda.is_available():
+@pytest.fixture
+def cupy():
+    module = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
+    if not module.cuda.is_available():
         pytest.skip("no usable CUDA device")
+    return module
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_address_that_is_not_aligned_changes_no_bit(cupy, dtype):
+    rng = np.random.default_rng(0)
+    opened = CudaDevice(refuse=("convolution", "matmul"))
+    kernels, shape = opened.kernels, (5, 14, 18, 64)
+    x, dy = (rng.standard_normal(shape, np.float32).astype(dtype) for _ in range(2))
+    vectors = [rng.standard_normal(64, np.float32) for _ in range(3)]
+
+    def run(shift):
+        def place(values):
+            memory = cupy.empty(values.size + 8, values.dtype)
+            view = memory[shift : shift + values.size].reshape(values.shape)
+            view[...] = cupy.asarray(values)
+            return view
+
+        def space(*extents, of=dtype):
+            return place(np.zeros(extents, of))
+
+        px, pdy, (weight, bias, d_weight) = place(x), place(dy), map(place, vectors)
+        mean, rstd, sums, y, dx = (
+            space(64, of="float32"),
+            space(64, of="float32"),
+            space(64),
+            space(*shape),
+            space(*shape),
+        )
+        pooled, chosen, grown = space(5, 7, 9, 64), space(5, 7, 9, 64, of="uint8"), space(*shape)
+        pool = {"kernel": (3, 2), "stride": (2, 2), "padding": (1, 0)}
+        kernels.batch_norm_statistics(mean, rstd, px, eps=1e-5)
+        kernels.batch_norm_apply(y, px, mean, rstd, weight, bias)
+        kernels.batch_norm_backward_data(dx, pdy, px, mean, rstd, weight, d_weight, bias)
+        kernels.channel_sum(sums, pdy)
+        kernels.max_pool_forward(pooled, chosen, px, **pool)
+        kernels.max_pool_backward(grown, pooled, chosen, **pool)
+        return [cupy.asnumpy(a) for a in (mean, rstd, sums, y, dx, pooled, chosen, grown)]
+
+    for aligned, moved in zip(run(0), run(1), strict=True):
+        np.testing.assert_array_equal(moved, aligned)
+        assert np.isfinite(aligned.astype(float)).all() and aligned.any()
+    opened.close()
+
+
+@pytest.mark.gpu
+def test_the_protocol_check_passes(cupy, tmp_path):
     script = SOURCES.parents[2] / "scripts" / "gpu" / "protocol_check.py"
     report = tmp_path / "report.json"
     done = subprocess.run([sys.executable, str(script), "--json", str(report)], timeout=600, check=False)

@@ -19,6 +19,7 @@ ANSWERS = {
     "04_pool_or_slab": ("No", ("yes", "")),
     "05_recompute": ("0.19", ("0.2", "0.1")),
     "06_offload": ("0", ("1", "12")),
+    "07_sensitive": ("6", ("0", "4")),
     "08_gradient_window": ("2", ("6", "12")),
 }
 
@@ -100,6 +101,19 @@ def test_lesson_5_springs_the_trap_and_the_engine_does_not(lesson, capsys):
     averages = "norm1.running_mean, norm1.running_var, norm1.num_batches_tracked"
     assert f"the trap differs from keep in: {averages}\n" in shown
     assert "in units of keep's 0.1 m: 1.900." in shown
+
+
+def test_lesson_7_changes_sides_with_the_link(lesson, capsys):
+    module = lesson("07_sensitive")
+    sides = []
+    for link in ("1", "4"):
+        module.main(["--link", link])
+        sides.append(dict(re.findall(r"^(\w+) +copy .*: (\w+-sensitive)$", capsys.readouterr().out, re.MULTILINE)))
+    slow, fast = sides
+    assert list(slow) == list(fast)
+    changed = {slow[layer] for layer in slow if slow[layer] != fast[layer]}
+    assert changed == {"compute-sensitive", "transfer-sensitive"}  # not all the same way, as the lesson says
+    assert module.main(["--answer", str(sum(slow[layer] != fast[layer] for layer in slow))]) == 0
 
 
 def test_lesson_6_triggers_a_race_and_names_its_two_rows(lesson, capsys):

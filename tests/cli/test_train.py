@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -197,3 +198,15 @@ def test_help_shows_the_defaults_of_every_data_set(process: Script) -> None:
     assert done.code == 0
     for name, defaults in DEFAULTS.items():
         assert any(line.split()[:1] == [name] and f"{defaults.lr:g}" in line for line in done.out.splitlines())
+
+
+def test_the_scripts_multiply_on_one_thread_whatever_the_number_of_cores(root: Path) -> None:
+    """The bits of a matrix product depend on the number of threads, so a run would depend on the machine's other work."""
+    pytest.importorskip("threadpoolctl", reason="counts the threads of BLAS")
+    code = "import train, threadpoolctl; print({pool['num_threads'] for pool in threadpoolctl.threadpool_info()})"
+    free = {name: value for name, value in environment(root).items() if not name.endswith("_NUM_THREADS")}
+    free["PYTHONPATH"] = f"{root}{os.pathsep}{root / 'scripts'}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=free, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout in ("{1}\n", "set()\n")

@@ -51,7 +51,7 @@ def needed(graph: Graph, **options: Any) -> CompiledStep:
 @pytest.mark.parametrize("plan", [minidnn.keep(), minidnn.naive()], ids=lambda plan: plan.policy)
 @pytest.mark.parametrize("options", [{}, {"tail": 2}, {"accumulate": 2, "tail": 1}], ids=str)
 def test_a_budget_of_the_reserved_bytes_runs_and_one_block_less_is_refused(
-    plan: minidnn.Plan, options: dict[str, int]
+    plan: minidnn.Plan, options: dict[str, Any]
 ) -> None:
     graph = nets.residual()
     reserved = needed(graph, plan=plan, **options).profile.reserved_bytes
@@ -70,7 +70,12 @@ def test_a_budget_of_the_reserved_bytes_runs_and_one_block_less_is_refused(
 
 def test_the_minimum_of_any_refusal_runs_when_it_is_passed_back() -> None:
     graph = nets.dense()
-    for options in ({"memory": "1KiB"}, {"memory": 1, "plan": minidnn.naive()}, {"memory": "10%", "tail": 1}):
+    requests: list[dict[str, Any]] = [
+        {"memory": "1KiB"},
+        {"memory": 1, "plan": minidnn.naive()},
+        {"memory": "9%", "tail": 1},
+    ]
+    for options in requests:
         minimum = refusal(graph, **options).minimum_bytes
         step = minidnn.compile(graph, **{**options, "memory": minimum})
         nets.train(step, 2)
@@ -170,14 +175,15 @@ def test_a_smaller_workspace_is_offered_with_the_bytes_that_it_takes_and_never_t
 @pytest.mark.parametrize("size", ["", "4 apples", "-1GiB", "1.5.2MB", "GiB", "%", "ten", "0", 0, -5, "0.1", "1e6"])
 @pytest.mark.parametrize("what", ["memory", "host_memory", "workspace_limit"])
 def test_a_malformed_size_is_refused_with_its_value(what: str, size: int | str) -> None:
+    options: dict[str, Any] = {what: size}
     with pytest.raises(UserError, match=f"{what}=.*{re.escape(str(size))}"):
-        minidnn.compile(nets.chain(), device=None, **{what: size})
+        needed(nets.chain(), **options)
 
 
 @pytest.mark.parametrize("what", ["host_memory", "workspace_limit"])
 def test_only_the_device_budget_can_be_a_percentage(what: str) -> None:
     with pytest.raises(UserError, match=f"{what}='60%' is no size"):
-        minidnn.compile(nets.chain(), device=None, **{what: "60%"})
+        needed(nets.chain(), **{what: "60%"})
 
 
 def test_sizes_are_read_in_binary_and_decimal_units_and_as_numbers() -> None:
@@ -195,6 +201,10 @@ def test_planning_without_a_device_gives_the_numbers_of_the_later_run() -> None:
     assert planned.profile == step.profile
     assert planned.profile.peak_bytes == step.measured.peak_bytes
     assert planned.program["train"].dump() == step.program["train"].dump()
-    for use in (lambda: planned.run(*nets.batch(graph)), lambda: planned.evaluate(nets.batch(graph)[0]), planned.state_dict):
+    for use in (
+        lambda: planned.run(*nets.batch(graph)),
+        lambda: planned.evaluate(nets.batch(graph)[0]),
+        planned.state_dict,
+    ):
         with pytest.raises(UserError, match="this step has no device"):
             use()

@@ -112,7 +112,9 @@ def test_another_number_of_samples_names_batch_and_tail() -> None:
     refused(x, y, r"x has shape \(5, .* with N = 6 or 2", tail=2)
 
 
-@pytest.mark.parametrize("shape", [(6, 2, 6, 6), (6, 6, 6), (6, 6, 6, 1), (6, 6, 6, 2, 1), (6, 72), (6, 7, 6, 2), ()], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(6, 2, 6, 6), (6, 6, 6), (6, 6, 6, 1), (6, 6, 6, 2, 1), (6, 72), (6, 7, 6, 2), ()], ids=str
+)
 def test_another_shape_is_named_beside_the_wanted_one(shape: tuple[int, ...]) -> None:
     sentence = rf"x has shape \({', '.join(map(str, shape))}\), this step wants \(N, 6, 6, 2\)"
     refused(np.zeros(shape, np.float32), np.zeros(6, np.int64), sentence)
@@ -126,7 +128,9 @@ def test_pixels_of_another_type_are_refused_by_name(kind: Any) -> None:
         step_of().evaluate(x)
 
 
-@pytest.mark.parametrize("labels", [np.zeros(5, int), np.zeros((6, 1), int), np.zeros(6), np.zeros(6, bool), np.array(0)], ids=repr)
+@pytest.mark.parametrize(
+    "labels", [np.zeros(5, int), np.zeros((6, 1), int), np.zeros(6), np.zeros(6, bool), np.array(0)], ids=repr
+)
 def test_labels_of_another_shape_or_type_are_refused(labels: Array) -> None:
     x, _ = nets.batch(nets.chain(BATCH))
     shape = ", ".join(map(str, labels.shape)) + ("," if labels.ndim == 1 else "")

@@ -6,8 +6,11 @@ keeps a reference, and a kernel that writes behind the slab must all be caught b
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -86,7 +89,9 @@ def test_every_free_row_that_is_dropped_or_one_row_late_fails(net: Callable[[], 
     dropped = [[*rows[:i], *rows[i + 1 :]] for i in frees]
     assert len(dropped) >= 20 and (delayed or plan.policy == "naive")  # naive frees everything at the end
     for mutant in (*delayed, *dropped):
-        with pytest.raises(VerificationError, match=r"schedule 'train', row \d+ .*measured \d+ live device bytes, predicted"):
+        with pytest.raises(
+            VerificationError, match=r"schedule 'train', row \d+ .*measured \d+ live device bytes, predicted"
+        ):
             with_rows(step, mutant).verify(x, y)
 
 
@@ -141,6 +146,23 @@ def test_a_kernel_that_keeps_one_reference_fails_whichever_kernel_it_is() -> Non
         assert kept
 
 
+def test_a_step_that_ends_badly_leaves_nothing_ignored_on_standard_error(root: Path) -> None:
+    # destructors and finalizers run at odd times: here with work in flight, after a failure, and at exit
+    script = """
+import minidnn
+from tests.step import nets
+steps = [minidnn.compile(nets.residual(), allocator=allocator) for allocator in ("slab", "pool")]
+for step in steps:
+    step.verify(*nets.batch(step.graph))
+    step.run(*nets.batch(step.graph))
+del step
+steps.pop(0)
+raise SystemExit(int(steps[0].run(*nets.batch(steps[0].graph)).loss > 0))
+"""
+    run = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (1, "")
+
+
 def test_a_byte_written_behind_the_slab_is_seen() -> None:
     plain = minidnn.compile(nets.chain())
     reserved = plain.program.reserved_bytes
@@ -170,5 +192,7 @@ def test_a_kernel_that_writes_into_a_neighbour_changes_bits_and_fails() -> None:
             slab.view(np.uint8)[plain.program.persistent_offsets[weights]] ^= 1
 
     step = nets.rebuilt(plain, plain.program, EmulatedDevice(kernels=Kernels(write)))
-    with pytest.raises(VerificationError, match=f"{weights.name!r} differs between the slab and one allocation a buffer"):
+    with pytest.raises(
+        VerificationError, match=f"{weights.name!r} differs between the slab and one allocation a buffer"
+    ):
         step.verify(*nets.batch(plain.graph))

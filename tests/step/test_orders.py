@@ -17,7 +17,9 @@ def case(request: pytest.FixtureRequest) -> Scattered:
     return Scattered(request.param, seed=1)
 
 
-def test_a_scattered_step_uses_all_streams_and_needs_a_hundred_waits_some_across_the_step_boundary(case: Scattered) -> None:
+def test_a_scattered_step_uses_all_streams_and_needs_a_hundred_waits_some_across_the_step_boundary(
+    case: Scattered,
+) -> None:
     assert {row.stream for row in case.schedule.rows} == set(STREAMS)
     assert len(case.deletions) >= 100
     assert any(wait.lag for row in case.schedule.rows for wait in row.waits)
@@ -35,9 +37,8 @@ def test_the_static_reader_flags_every_single_deleted_wait(case: Scattered) -> N
     assert [deletion for deletion in case.deletions if not problems(case.without(deletion))] == []
 
 
-def test_most_deleted_waits_show_in_the_bits_of_some_order(name: str) -> None:
+def test_most_deleted_waits_show_in_the_bits_of_some_order(case: Scattered) -> None:
     # a sample; the rest of them leave bytes for which both orders are harmless, or need a rarer order than these
-    case = scattered(name)
     sample = random.Random(0).sample(case.deletions, 16)
     caught = [deletion for deletion in sample if case.wrong(case.without(deletion), range(6)) is not None]
     assert len(caught) >= len(sample) // 2

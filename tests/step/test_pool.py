@@ -12,7 +12,7 @@ from minidnn.device.emulated import EmulatedDevice
 from minidnn.device.pool import PoolModel, PoolOutOfMemory
 from minidnn.layers import Graph
 from minidnn.pool_executor import PoolExecutor
-from minidnn.schedule.instruction import DEVICE, HOST, Instruction, Op
+from minidnn.schedule.instruction import DEVICE, HOST, Instruction, Op, Value
 from minidnn.schedule.placement import place
 from minidnn.schedule.simulate import live_curve, total_footprint
 from minidnn.step import CompiledStep
@@ -90,7 +90,8 @@ def test_a_limit_below_the_reserved_bytes_is_refused_before_the_pool_exists() ->
 def random_trace(seed: int) -> list[Instruction]:
     """Allocations and releases of random sizes in random order."""
     rng = random.Random(seed)
-    rows, alive = [], []
+    rows: list[Instruction] = []
+    alive: list[Value] = []
     for number in range(400):
         if alive and rng.random() < 0.48:
             rows.append(free(alive.pop(rng.randrange(len(alive)))))

@@ -1,0 +1,233 @@
+"""The chain of ``auto``: candidate plans from ``keep`` down to the fewest bytes. It looks at no device budget.
+
+1. *Windows.* Units, dearest to recompute per byte first, are offloaded as long as all their copies hide: out, between the end of
+   their forward and the end of the pass; back, between the turn and their first reader. Wider windows give further variants.
+2. *Order.* What is offloaded for nothing goes first, earliest first; then the rest is recomputed, cheapest seconds per byte first,
+   earliest first, so that what is nearest to the end of forward stays longest. Every prefix of that order is a plan.
+3. *Cuts.* Long stretches that would be remade at once are cut where the fewest bytes cross, by storing what crosses.
+4. *Timing.* A copy may get all the time it needs, half of it, or none, which takes the fewest bytes.
+5. *Polish.* Single decisions are changed as long as that is faster in the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from layup.checkpoints import checkpoints, crossing
+from layup.context import Context
+from layup.cost import Costs, Unit
+from layup.estimate import KEEP, OFFLOAD, RECOMPUTE, Decisions, Estimate, clock, estimate, needs, to_plan
+from minidnn.schedule.plan import Decision, Plan
+
+SMALLEST_OFFLOAD = 32 << 10
+"""Bytes below which nothing is offloaded while something else can be done: the latency of a copy dominates."""
+
+WINDOWS = (0.0, 0.5, 1.0, 2.0, math.inf)
+SLACKS = (1.0, 0.5, 0.0)
+TARGETS = 32
+_EFFORT = 2_000_000  # of estimates: units times their number
+_STEPS = (16, 24)
+
+
+class Point(NamedTuple):
+    """A candidate: decisions by unit, how its copies are timed, and its estimate."""
+
+    decisions: tuple[Decision, ...]
+    slack: float
+    found: Estimate
+
+
+def chain(context: Context) -> list[Plan]:
+    """The plans of the chain, from the most bytes to the fewest."""
+    search = _Search(context)
+    search.add_all(search.families())
+    search.polish()
+    return [to_plan(context.costs, p.decisions, "auto", p.slack) for p in search.front()]
+
+
+class _Search:
+    """All estimated candidates that no other beats in both bytes and time."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.costs = context.costs
+        self.left = max(60, _EFFORT // max(len(self.costs.units), 100))
+        self.points: dict[tuple[tuple[Decision, ...], float], Point] = {}
+        self.cuts = crossing(self.costs)
+
+    def add(self, decisions: Decisions, slack: float) -> Point | None:
+        """Estimate a candidate; None if it takes too much pinned memory or the effort is used up."""
+        key = (tuple(decisions), slack)
+        if key in self.points:
+            return self.points[key]
+        if self.left <= 0:
+            return None
+        self.left -= 1
+        found = estimate(self.costs, decisions, slack)
+        if found.host_bytes > self.context.offload_bytes:
+            return None
+        point = self.points[key] = Point(*key, found)
+        return point
+
+    def add_all(self, candidates: Iterable[tuple[Decisions, float]]) -> None:
+        """Estimate candidates."""
+        for decisions, slack in candidates:
+            self.add(decisions, slack)
+
+    def front(self) -> list[Point]:
+        """Candidates from the most bytes to the fewest, each slower than the one before, at most one in a step of bytes."""
+        ordered = sorted(self.points.values(), key=lambda p: (p.found.peak_bytes, p.found.seconds))
+        best, front = math.inf, []
+        for point in ordered:
+            if point.found.seconds < best:
+                best = point.found.seconds
+                front.append(point)
+        return _thin(front[::-1], 2 * TARGETS)
+
+    # -- families ---------------------------------------------------------------------------------------------------
+    def families(self) -> Iterator[tuple[Decisions, float]]:
+        """Decisions and timings, the extremes first."""
+        units = self.costs.units
+        default = [KEEP if unit.stored else RECOMPUTE for unit in units]
+        everything = [OFFLOAD if unit.stored else RECOMPUTE for unit in units]
+        yield default, 1.0
+        for slack in SLACKS:
+            yield everything, slack
+        coarse = len(units) > 1500
+        windows = (1.0, 0.0, math.inf) if coarse else WINDOWS
+        prefixes = 6 if coarse else _STEPS[0]
+        for window, step in product(windows, range(prefixes, 0, -1)):
+            order = self._order(window)
+            total = sum(unit.footprint for unit, _ in order)
+            for decisions in self._prefix(default, order, total * step / prefixes):
+                moving = OFFLOAD in decisions
+                for slack in SLACKS if moving else (1.0,):
+                    yield decisions, slack
+
+    def _order(self, window: float) -> list[tuple[Unit, Decision]]:
+        """Units in the order of their eviction, and what becomes of them."""
+        costs = self.costs
+        out = offloads(costs, window, self.context.offload_bytes)
+        rest = [unit for unit in costs.units if unit.stored and unit.index not in out]
+        rest.sort(key=lambda unit: (_grade(unit), unit.index))
+        first = [(unit, OFFLOAD) for unit in costs.units if unit.index in out]
+        return [*first, *((unit, RECOMPUTE) for unit in rest)]
+
+    def _prefix(
+        self, default: Decisions, order: list[tuple[Unit, Decision]], nbytes: float
+    ) -> Iterator[list[Decision]]:
+        """The plan that evicts the first ``nbytes`` of the order, and its variants with cuts."""
+        decisions = list(default)
+        size = 0
+        for unit, decision in order:
+            if size >= nbytes:
+                break
+            size += unit.footprint
+            decisions[unit.index] = decision
+        yield decisions
+        remade = needs(self.costs, decisions).remade
+        dropped = {unit.index for unit in self.costs.units if remade[unit.index] >= 0}
+        total = sum(self.costs.units[i].footprint for i in dropped)
+        largest = max((self.costs.units[i].footprint for i in dropped), default=0)
+        parts = 2
+        while dropped and total / parts > largest:
+            stored = checkpoints(self.costs, total / parts, self.cuts, dropped)
+            for how in (KEEP, OFFLOAD):
+                yield [how if i in stored and d is RECOMPUTE else d for i, d in enumerate(decisions)]
+            parts *= 2
+
+    # -- polish -----------------------------------------------------------------------------------------------------
+    def polish(self) -> None:
+        """For every target of bytes: change single decisions of the best candidate as long as that is faster."""
+        movable = [unit for unit in self.costs.units if unit.stored or unit.keys]
+        if len(movable) > 400:
+            return
+        front = self.front()
+        low, high = front[-1].found.peak_bytes, front[0].found.peak_bytes
+        for step in range(TARGETS, -1, -1):
+            target = low + (high - low) * step // TARGETS
+            fitting = [p for p in self.points.values() if p.found.peak_bytes <= target]
+            if fitting and self.left > 0:
+                self._polish(min(fitting, key=lambda p: (p.found.seconds, p.found.peak_bytes)), movable, target)
+
+    def _polish(self, point: Point, movable: list[Unit], target: int) -> None:
+        improved = True
+        while improved and self.left > 0:
+            improved = False
+            for unit, decision in product(movable, (KEEP, OFFLOAD, RECOMPUTE)):
+                if decision is point.decisions[unit.index] or (decision is OFFLOAD and not _worth_moving(unit)):
+                    continue
+                changed = list(point.decisions)
+                changed[unit.index] = decision
+                other = self.add(changed, point.slack)
+                if other is not None and other.found.peak_bytes <= target and _better(other, point):
+                    point, improved = other, True
+            for slack in SLACKS:
+                other = self.add(point.decisions, slack)
+                if other is not None and other.found.peak_bytes <= target and _better(other, point):
+                    point, improved = other, True
+
+
+def _better(a: Point, b: Point) -> bool:
+    return (a.found.seconds, a.found.peak_bytes) < (b.found.seconds * (1 - 1e-9), b.found.peak_bytes)
+
+
+def _grade(unit: Unit) -> int:
+    """Recompute-seconds per byte, in steps of a quarter, so that units of one kind are equal."""
+    per_byte = unit.recompute_seconds / max(unit.footprint, 1)
+    return round(math.log(max(per_byte, 1e-30), 1.25))
+
+
+def _worth_moving(unit: Unit) -> bool:
+    return unit.footprint >= SMALLEST_OFFLOAD
+
+
+def _thin(front: list[Point], limit: int) -> list[Point]:
+    """At most about ``limit`` of a front: the fastest in each step of bytes, and both ends."""
+    if len(front) <= limit:
+        return front
+    low, high = front[-1].found.peak_bytes, front[0].found.peak_bytes
+    width = max(1, (high - low) // limit)
+    steps: dict[int, Point] = {}
+    for point in front:  # from the most bytes to the fewest: the last of a step takes the fewest bytes
+        steps[(point.found.peak_bytes - low) // width] = point
+    return list(dict.fromkeys([front[0], *steps.values(), front[-1]]))
+
+
+def offloads(costs: Costs, window: float, limit: float) -> set[int]:
+    """Units to offload so that all copies hide, the dearest to recompute per byte first, in at most ``limit`` pinned bytes.
+
+    ``window``: by how much longer than the free time of the link the copies may take; 0: no unit; infinite: all that are not
+    small.
+    """
+    if not window:
+        return set()
+    time = clock(costs, [-1] * len(costs.units))
+    units = [unit for unit in costs.units if unit.stored and _worth_moving(unit)]
+    ready = np.array([time.forward[unit.last] for unit in units])
+    wanted = np.array([min(time.backward[_first_reader(costs, unit)], time.end) for unit in units])
+    by_ready, by_wanted = np.argsort(ready, kind="stable"), np.argsort(wanted, kind="stable")
+    place_out, place_back = np.argsort(by_ready), np.argsort(by_wanted)
+    out, back = time.turn - ready[by_ready], wanted[by_wanted] - time.turn
+    chosen: set[int] = set()
+    size = 0
+    for i in sorted(range(len(units)), key=lambda i: (-_grade(units[i]), units[i].index)):
+        unit = units[i]
+        leaves, returns = unit.offload_seconds / window, unit.prefetch_seconds / window
+        p, q = place_out[i], place_back[i]
+        if size + unit.footprint > limit or out[: p + 1].min() < leaves or back[q:].min() < returns:
+            continue
+        out[: p + 1] -= leaves
+        back[q:] -= returns
+        size += unit.footprint
+        chosen.add(unit.index)
+    return chosen
+
+
+def _first_reader(costs: Costs, unit: Unit) -> int:
+    return max(costs.keys[k].first_reader for k in unit.keys)

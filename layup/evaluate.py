@@ -1,0 +1,98 @@
+"""Evaluate: what the engine says of a plan, in steps, so that no more is built than a choice needs.
+
+Bounds from the costs alone; then the rows, whose live bytes are exact; then the schedule of a training step, with offsets, waits
+and time; then the whole program. Each step costs several times the one before.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+from layup.context import Context
+from layup.estimate import KEEP, OFFLOAD, clock, estimate, needs
+from minidnn.schedule.instruction import HOST
+from minidnn.schedule.plan import Plan, Reuse
+from minidnn.schedule.program import Program, Schedule, build_schedule
+from minidnn.schedule.simulate import MemoryProfile, live_curve
+
+
+class Bounds(NamedTuple):
+    """No engine run of the plan takes less. ``guess``: what it is likely to take, in device bytes."""
+
+    seconds: float
+    peak_bytes: int
+    guess: int
+
+
+class Candidate:
+    """A plan, and what is known of it so far."""
+
+    def __init__(self, context: Context, plan: Plan) -> None:
+        self.context = context
+        self.plan = context.complete(plan)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """From the costs alone."""
+        costs, base = self.context.costs, self.context.base_bytes
+        if self.plan.reuse != Reuse() or self.plan.memory_centric:
+            return Bounds(costs.step_seconds, base, base)
+        decisions = [self.plan.decision(unit.name) for unit in costs.units]
+        need = needs(costs, decisions)
+        out = back = 0.0
+        kept = 0
+        for unit in costs.units:
+            for k in unit.keys:
+                if need.first[k] < 0:
+                    continue
+                key = costs.keys[k]
+                if decisions[unit.index] is OFFLOAD:
+                    out += costs.gpu.copy_seconds(key.nbytes, "d2h")
+                    back += costs.gpu.copy_seconds(key.nbytes, "h2d")
+                elif decisions[unit.index] is KEEP:
+                    kept += key.footprint
+        seconds = max(clock(costs, need.remade).end, out, back)
+        return Bounds(seconds * (1 - 1e-9), base + kept, estimate(costs, decisions).peak_bytes)
+
+    @cached_property
+    def peaks(self) -> tuple[int, int]:
+        """Exact live bytes of a training step, on device and host; the slabs take at least these."""
+        context = self.context
+        rows = context.rows(self.plan)
+        device = max(live_curve(rows, context.base_bytes))
+        return device, max(live_curve(rows, context.host_base_bytes, space=HOST))
+
+    @cached_property
+    def train(self) -> Schedule:
+        """The schedule of a training step."""
+        context = self.context
+        request = context.request
+        rows = context.rows(self.plan)
+        batch = request.graph.inputs[0].shape[0]
+        return build_schedule("train", rows, batch, context.persistent, request.gpu, request.recipe.precision)
+
+    @cached_property
+    def program(self) -> Program:
+        """The whole program: what a budget is compared with."""
+        return self.context.request.program(self.plan, self.context.persistent, {"train": self.train})
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of a step."""
+        return self.train.profile.step_seconds
+
+    def fits(self, memory: float, host_memory: float) -> bool:
+        """Whether the whole program fits both budgets. Builds no more than is needed to say no."""
+        if self.bounds.peak_bytes > memory:
+            return False
+        if self.peaks[0] > memory or self.peaks[1] > host_memory:
+            return False
+        if self.train.profile.reserved_bytes > memory or self.train.profile.host_bytes > host_memory:
+            return False
+        return self.program.reserved_bytes <= memory and self.program.host_bytes <= host_memory
+
+
+def evaluate(context: Context, plan: Plan) -> MemoryProfile:
+    """What a training step takes under a plan, by the engine."""
+    return Candidate(context, plan).train.profile
