@@ -62,8 +62,9 @@ class StepEmitter(Emitter):
     ) -> Value | None:
         """Emit the weight-gradient rows and return the layer's gradient block, complete for this micro-batch.
 
-        ``total``: where the gradients of an accumulation group live; None: in a block of their own. ``accumulates``: add to what earlier micro-batches left, by the kernel itself where the recipe says that it can,
-        else through a temporary. ``local`` receives this micro-batch's own gradients.
+        ``total``: where the gradients of an accumulation group live; None: in a block of their own. ``accumulates``: add
+        to what earlier micro-batches left, by the kernel itself where the recipe says that it can, else through a
+        temporary. ``local`` receives this micro-batch's own gradients.
         """
         if not calls:
             return None

@@ -73,7 +73,7 @@ class Persistent:
     Attributes:
         parameters: value of every parameter and running statistic, by full name.
         weights: the 1-D block of every layer with trainable parameters, by layer name; ``slots``: the same for every
-            optimizer slot (``master`` among them, where weights are 16 bits wide); ``gradients``: the same, where they accumulate.
+            optimizer slot (``master`` among them, for 16-bit weights); ``gradients``: the same, where they accumulate.
         staging, slot: one batch on the device, and the first of two pinned host copies of it (``other_slot``).
     """
 
