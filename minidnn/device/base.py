@@ -42,7 +42,7 @@ class Device(Protocol):
         """Bind a copy of equally many bytes between any two spaces."""
 
     def birth(self, array: Array, stream: str) -> Work | None:
-        """What to run on a stream when a buffer is born on these bytes: poison on the emulated device, nothing (None) on a GPU."""
+        """What to run on a stream when a buffer is born on these bytes: poison on the emulated device; None on a GPU."""
 
     def submit(self, stream: str, work: Work | None, waits: Sequence[Event], seconds: float, record: bool) -> Event:
         """Queue a work after ``waits`` and return its completion, meaningful only if ``record`` is asked.

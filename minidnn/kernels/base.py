@@ -38,7 +38,9 @@ class Kernels(Protocol):
         images: int,
         scratch: Array | None = None,
     ) -> None:
-        """Cross-correlation: y[n,p,q,k] = sum over r,s,c of x[n, p*stride - padding + r*dilation, ..., c] * weight[k,r,s,c] (+ bias[k])."""
+        """Cross-correlation: y[n,p,q,k] = sum over r,s,c of x[n, p*stride - padding + r*dilation, ..., c] *
+        weight[k,r,s,c] (+ bias[k]).
+        """
 
     def conv2d_backward_data(
         self,
@@ -69,7 +71,9 @@ class Kernels(Protocol):
         accumulate: bool = False,
         scratch: Array | None = None,
     ) -> None:
-        """d_weight[k,r,s,c] = sum over n,p,q of dy[n,p,q,k] * x[n, p*stride - padding + r*dilation, ..., c]; ``accumulate``: +=."""
+        """d_weight[k,r,s,c] = sum over n,p,q of dy[n,p,q,k] * x[n, p*stride - padding + r*dilation, ..., c];
+        ``accumulate``: +=.
+        """
 
     def channel_sum(self, d_bias: Array, dy: Array, *, accumulate: bool = False) -> None:
         """d_bias[c] = sum of dy over every axis but the last; ``accumulate``: +=."""
@@ -102,7 +106,9 @@ class Kernels(Protocol):
         momentum: float | None,
         count: int,
     ) -> None:
-        """Updates the running averages with the unbiased variance, and the counter (1,) int64; momentum None: cumulative average."""
+        """Updates the running averages with the unbiased variance, and the counter (1,) int64; momentum None: cumulative
+        average.
+        """
 
     def batch_norm_inference(
         self, y: Array, x: Array, running_mean: Array, running_var: Array, weight: Array, bias: Array, *, eps: float
@@ -147,7 +153,9 @@ class Kernels(Protocol):
 
     # -- pooling ----------------------------------------------------------------------------------------------------
     def max_pool_forward(self, y: Array, index: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> None:
-        """y = maximum over the window; index (uint8, like y) = r * S + s of the first maximum in row-major order. NaN wins."""
+        """y = maximum over the window; index (uint8, like y) = r * S + s of the first maximum in row-major order. NaN
+        wins.
+        """
 
     def max_pool_inference(self, y: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> None:
         """y alone."""
@@ -170,7 +178,9 @@ class Kernels(Protocol):
         """dx = dy / (H * W) at every position."""
 
     def subsample_forward(self, y: Array, x: Array, weight: Array, bias: Array, *, kernel: Pair) -> None:
-        """y = weight[c] * sum over the window (kernel = stride) + bias[c]: the trainable sub-sampling of LeCun et al. 1998."""
+        """y = weight[c] * sum over the window (kernel = stride) + bias[c]: the trainable sub-sampling of LeCun et al.
+        1998.
+        """
 
     def subsample_backward_data(self, dx: Array, dy: Array, weight: Array, *, kernel: Pair) -> None:
         """dx = weight[c] * dy of the window; rows and columns beyond the last whole window get 0."""
@@ -187,18 +197,24 @@ class Kernels(Protocol):
 
     # -- local response normalisation (Krizhevsky et al. 2012, as PyTorch scales it) --------------------------------
     def lrn_forward(self, y: Array, scale: Array, x: Array, *, size: int, alpha: float, beta: float, k: float) -> None:
-        """scale = k + alpha / size * sum of x^2 over ``size`` neighbouring channels (size // 2 before, the rest after); y = x * scale^-beta."""
+        """scale = k + alpha / size * sum of x^2 over ``size`` neighbouring channels (size // 2 before, the rest after); y
+        = x * scale^-beta.
+        """
 
     def lrn_backward(
         self, dx: Array, dy: Array, x: Array, scale: Array, *, size: int, alpha: float, beta: float, k: float
     ) -> None:
-        """dx = dy * scale^-beta - 2 alpha beta / size * x * (sum over the windows that contain the channel of dy * x * scale^(-beta-1))."""
+        """dx = dy * scale^-beta - 2 alpha beta / size * x * (sum over the windows that contain the channel of dy * x *
+        scale^(-beta-1)).
+        """
 
     # -- loss -------------------------------------------------------------------------------------------------------
     def softmax_cross_entropy_forward(
         self, loss: Array, probabilities: Array, logits: Array, labels: Array, *, smoothing: float
     ) -> None:
-        """loss () = mean over samples of -sum_k q_k log p_k, q = (1 - smoothing) * onehot + smoothing / classes. Stable (log-sum-exp)."""
+        """loss () = mean over samples of -sum_k q_k log p_k, q = (1 - smoothing) * onehot + smoothing / classes. Stable
+        (log-sum-exp).
+        """
 
     def softmax_cross_entropy_backward(
         self, d_logits: Array, probabilities: Array, labels: Array, scalars: Array, *, smoothing: float

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from minidnn.schedule.instruction import DEVICE, HOST, RESULT, STREAMS, Buffer, Instruction, Op, Value, Wait
 
+_BUFFERS_A_PAGE = 4096
 _NEVER = -1
 _ALWAYS = 1 << 60  # what a stream knows of itself: it starts a row when all before are done
 
@@ -83,39 +84,63 @@ _Access = tuple[_Region, int, int, bool]  # begin, end, writes
 
 
 class _Regions:
-    """One region for each slab's transient buffers, and one for each persistent or result buffer."""
+    """A region for each persistent or result buffer, and many for the transient buffers of each slab.
+
+    A slab is cut into pages, a region each: an insertion into a list then moves a page's fragments, not all.
+    """
 
     def __init__(self, offsets: Mapping[Buffer, int]) -> None:
         self.offsets = offsets
-        self.slabs = {DEVICE: _Region(), HOST: _Region()}
-        self.places: dict[Buffer, tuple[_Region, int, int, int]] = {}
+        self.page_bytes: dict[str, int] = {}
+        self.pages: dict[str, list[_Region]] = {}
+        for space in (DEVICE, HOST):
+            buffers = [buffer for buffer in offsets if buffer.space == space and not buffer.persistent]
+            extent = max((offsets[buffer] + buffer.footprint for buffer in buffers), default=0)
+            self.page_bytes[space] = extent // (1 + len(buffers) // _BUFFERS_A_PAGE) + 1
+            self.pages[space] = [_Region() for _ in range(extent // self.page_bytes[space] + 1)]
+        self.places: dict[Buffer, tuple[_Region | None, int, int, int]] = {}
 
     def accesses(self, row: Instruction) -> list[_Access]:
         """What a row reads and writes, reads first."""
+        found: list[_Access] = []
         if row.op is Op.FREE:
-            return []
+            return found
         if row.op is Op.ALLOC:
             assert row.buffer is not None, "an ALLOC row names its buffer"
-            region, begin, _, end = self.places.get(row.buffer) or self._place(row.buffer)
-            return [(region, begin, end, True)]
-        found = [self._access(value, False) for value in row.reads]
-        found += [self._access(value, True) for value in row.writes]
+            self._add(found, row.buffer, 0, row.buffer.nbytes or 1, True)
+            return found
+        for value in row.reads:
+            self._add(found, value.buffer, value.offset, value.spec.nbytes, False)
+        for value in row.writes:
+            self._add(found, value.buffer, value.offset, value.spec.nbytes, True)
         if row.workspace is not None:
-            found.append(self._access(row.workspace, True))
-        return [access for access in found if access[1] < access[2]]
+            self._add(found, row.workspace.buffer, row.workspace.offset, row.workspace.spec.nbytes, True)
+        return found
 
-    def _access(self, value: Value, writes: bool) -> _Access:
-        region, begin, end, padded = self.places.get(value.buffer) or self._place(value.buffer)
-        first = begin + value.offset
-        last = first + value.spec.nbytes
+    def _add(self, found: list[_Access], buffer: Buffer, offset: int, nbytes: int, writes: bool) -> None:
+        if not nbytes:
+            return
+        region, begin, end, padded = self.places.get(buffer) or self._place(buffer)
+        first = begin + offset
         # the padding goes with the last byte, so that whole buffers are one fragment
-        return region, first, padded if last == end > first else last, writes
+        last = first + nbytes if first + nbytes < end else padded
+        if region is not None:
+            found.append((region, first, last, writes))
+            return
+        size = self.page_bytes[buffer.space]
+        for page in range(first // size, (last - 1) // size + 1):
+            region = self.pages[buffer.space][page]
+            found.append((region, max(first, page * size), min(last, (page + 1) * size), writes))
 
-    def _place(self, buffer: Buffer) -> tuple[_Region, int, int, int]:
-        """Region, begin, end and end of the last block of a buffer."""
-        own = buffer.persistent or buffer.space == RESULT
-        begin = 0 if own else self.offsets[buffer]
-        region = _Region() if own else self.slabs[buffer.space]
+    def _place(self, buffer: Buffer) -> tuple[_Region | None, int, int, int]:
+        """Region (None: several pages), begin, end, and end of the last block of a buffer."""
+        region: _Region | None
+        if buffer.persistent or buffer.space == RESULT:
+            region, begin = _Region(), 0
+        else:
+            begin, size = self.offsets[buffer], self.page_bytes[buffer.space]
+            page = begin // size
+            region = self.pages[buffer.space][page] if begin + buffer.footprint <= (page + 1) * size else None
         place = self.places[buffer] = region, begin, begin + buffer.nbytes, begin + buffer.footprint
         return place
 
