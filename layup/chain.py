@@ -194,9 +194,9 @@ def _thin(front: list[Point], limit: int) -> list[Point]:
     low, high = front[-1].found.peak_bytes, front[0].found.peak_bytes
     width = max(1, (high - low) // limit)
     steps: dict[int, Point] = {}
-    for point in front:  # from the most bytes to the fewest: the last of a step takes the fewest bytes
+    for point in front[1:-1]:  # from the most bytes to the fewest: the last of a step takes the fewest bytes
         steps[(point.found.peak_bytes - low) // width] = point
-    return list(dict.fromkeys([front[0], *steps.values(), front[-1]]))
+    return [front[0], *steps.values(), front[-1]]
 
 
 def offloads(costs: Costs, window: float, limit: float) -> set[int]:

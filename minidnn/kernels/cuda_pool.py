@@ -12,7 +12,6 @@ from minidnn.kernels.cuda_launch import (
     Work,
     access,
     block_shape,
-    enough_columns,
     int32,
     int64,
     structure,
@@ -76,14 +75,13 @@ def avg_pool_backward(on: Launcher, dx: Array, dy: Array, *, kernel: Pair, strid
 
 
 def global_avg_pool_forward(on: Launcher, y: Array, x: Array) -> Work:
-    images, height, columns, channels = x.shape
+    images, height, width, channels = x.shape
     by = access(y, x, extents=(channels,))
-    columns = enough_columns(channels, by.width, images)
-    columns, lanes = block_shape(channels, by.width, columns)
-    grid = (-(-channels // (columns * by.width)), images)
+    across, lanes = block_shape(channels, by.width)
+    grid = (-(-channels // (across * by.width)), images)
     return on.launch(
-        "pool", "global_avg_pool_forward", str(x.dtype), by, grid, (columns, lanes),
-        [y, x, int32(height * columns), int32(channels)],
+        "pool", "global_avg_pool_forward", str(x.dtype), by, grid, (across, lanes),
+        [y, x, int32(height * width), int32(channels)],
     )  # fmt: skip
 
 

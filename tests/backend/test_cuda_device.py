@@ -296,6 +296,61 @@ def test_what_a_thread_handles_depends_on_the_shape_and_not_on_addresses():
     assert cuda_launch.access(array(512), array(520, "float16")) == (4, False)
 
 
+def launches(name, *shapes, **attrs):
+    """(kernel, grid, block, values of the arguments) of what a kernel of the backend launches, without any CUDA."""
+    compiled, found = [], []
+
+    class Library:
+        def function(self, source, name, *rest):
+            compiled.append(name)
+            return len(compiled)
+
+    def launch(function, *rest):
+        found.append((compiled[function - 1], rest[:3], rest[3:6]))
+
+    def array(shape, dtype="float32"):
+        return fake_cuda.FakeArray(shape, dtype, type("Pointer", (), {"ptr": 512}))
+
+    on = cuda_launch.Launcher(Library(), launch, 7, 4096, None)
+    operands = [array(*shape) if isinstance(shape[0], tuple) else array(shape) for shape in shapes]
+    work = getattr(cuda_kernels, name)(on, *operands, **attrs)
+    works = work._works if isinstance(work, cuda_launch.Sequential) else (work,)
+    work()
+    arguments = [[getattr(a, "value", None) for a in one._arguments[1]] for one in works]
+    return [(*launched, values) for launched, values in zip(found, arguments, strict=True)]
+
+
+def test_the_mean_over_a_map_is_told_the_positions_and_channels_of_the_map():
+    ((kernel, grid, block, values),) = launches("global_avg_pool_forward", (3, 20), (3, 5, 9, 20))
+    assert kernel == "global_avg_pool_forward" and values[2:] == [45, 20]
+    assert grid == (1, 3, 1) and block == (8, 32, 1)  # 20 channels are five packs
+
+
+@pytest.mark.parametrize(("channels", "packs"), [(6, 6), (8, 2), (1024, 256)])
+def test_pooling_has_a_thread_for_every_pack_of_its_result(channels, packs):
+    small, large = (2, 5, 7, channels), (2, 10, 14, channels)
+    pool = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
+    for name, shapes, (n, h, w, _) in (
+        ("max_pool_forward", (small, (small, "uint8"), large), small),
+        ("max_pool_backward", (large, small, (small, "uint8")), large),
+    ):
+        ((_, grid, block, _),) = launches(name, *shapes, **pool)
+        assert grid[0] == n * h and grid[1] * block[0] >= w * packs > (grid[1] - 1) * block[0]
+        assert block[0] % 32 == 0 and block[0] <= cuda_launch.THREADS
+    ((_, grid, block, _),) = launches("global_avg_pool_backward", large, (2, channels))
+    assert grid[0] == 2 * 10 * 14 and grid[1] * block[0] >= packs
+
+
+def test_a_matrix_product_of_our_own_is_told_its_extents_and_strides():
+    ((kernel, grid, _, values),) = launches("linear_forward", (65, 10), (65, 30), (10, 30))
+    assert kernel == "matrix_product" and grid == (2, 1, 1)
+    assert values[3:] == [65, 10, 30, 30, 1, 1, 30, 0]  # y = x @ weight.T
+    ((_, _, _, values),) = launches("linear_backward_data", (65, 30), (65, 10), (10, 30))
+    assert values[3:] == [65, 30, 10, 10, 1, 30, 1, 0]  # dx = dy @ weight
+    ((_, _, _, values),) = launches("linear_backward_weight", (10, 30), (65, 30), (65, 10), accumulate=True)
+    assert values[3:] == [10, 30, 65, 1, 10, 30, 1, 1]  # d_weight += dy.T @ x
+
+
 class FakeGraph:
     """Plans of a fake cuDNN: (engine, knobs, workspace, builds, builds again)."""
 

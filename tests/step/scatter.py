@@ -27,8 +27,8 @@ from tests.step import nets
 STEPS = 2  # consecutive steps, so that what is in flight across the boundary counts
 
 GRAPHS: dict[str, Callable[[], Graph]] = {
-    "residual": lambda: nets.residual(units=2),
-    "dense": lambda: nets.dense(units=4),
+    "residual": lambda: nets.residual(units=3),
+    "dense": lambda: nets.dense(units=5),
     "dropout": lambda: nets.dropout(units=6),
 }
 
