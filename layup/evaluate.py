@@ -82,13 +82,16 @@ class Candidate:
         """Predicted time of a step."""
         return self.train.profile.step_seconds
 
+    def runs_in(self, memory: float, host_memory: float) -> bool:
+        """Whether a training step fits both budgets. Builds no more than is needed to say no."""
+        if self.bounds.peak_bytes > memory or self.peaks[0] > memory or self.peaks[1] > host_memory:
+            return False
+        profile = self.train.profile
+        return profile.reserved_bytes <= memory and profile.host_bytes <= host_memory
+
     def fits(self, memory: float, host_memory: float) -> bool:
-        """Whether the whole program fits both budgets. Builds no more than is needed to say no."""
-        if self.bounds.peak_bytes > memory:
-            return False
-        if self.peaks[0] > memory or self.peaks[1] > host_memory:
-            return False
-        if self.train.profile.reserved_bytes > memory or self.train.profile.host_bytes > host_memory:
+        """Whether the whole program fits both budgets: training, evaluation, gradients, smaller batches."""
+        if not self.runs_in(memory, host_memory):
             return False
         return self.program.reserved_bytes <= memory and self.program.host_bytes <= host_memory
 

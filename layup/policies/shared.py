@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 
 from layup.cost import Costs
@@ -24,16 +25,16 @@ def one_segment_ahead(costs: Costs, decisions: Decisions, policy: str) -> Plan:
     """A segment ends at an offloaded unit. Its device copy goes when the next segment has been computed forward; it comes back
     when the backward of the next segment begins."""
     ends = [unit.last for unit in costs.units if decisions[unit.index] is OFFLOAD]
-    following = dict(zip(ends, [*ends[1:], len(costs.nodes) - 1], strict=True))
 
     def after(node: int) -> int:
-        return min((end for end in ends if end > node), default=len(costs.nodes) - 1)
+        following = bisect_right(ends, node)
+        return ends[following] if following < len(ends) else len(costs.nodes) - 1
 
     return _timed(
         costs,
         decisions,
         policy,
-        gone=lambda k: following.get(costs.keys[k].made, after(costs.keys[k].made)),
+        gone=lambda k: after(costs.keys[k].made),
         here=lambda k, first: after(first),
     )
 

@@ -16,6 +16,7 @@ from layup.report.bill import bill_data, layer_bills
 from layup.report.view import CATEGORIES, DECISIONS, NAMES, OPS, ROLES, Strings, view
 from layup.report.waterfall import Stage, compile_like
 from layup.report.waterfall import waterfall as make_waterfall
+from minidnn.graph import Role
 from minidnn.metrics import provenance, write_text
 from minidnn.schedule.instruction import COMPUTE, Op
 from minidnn.schedule import plan as plans
@@ -101,7 +102,7 @@ def report_data(
         "block": BLOCK_BYTES,
         "ops": list(OPS),
         "roles": list(ROLES),
-        "role_categories": list(CATEGORIES.values()),
+        "role_categories": [CATEGORIES[role] for role in Role],
         "category_names": list(NAMES),
         "decisions": list(DECISIONS),
         "plan": step.plan.to_json(),

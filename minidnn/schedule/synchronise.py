@@ -19,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from minidnn.schedule.instruction import DEVICE, HOST, RESULT, STREAMS, Buffer, Instruction, Op, Value, Wait
+from minidnn.schedule.instruction import DEVICE, HOST, RESULT, STREAMS, Buffer, Instruction, Op, Wait
 
 _BUFFERS_A_PAGE = 4096
 _NEVER = -1

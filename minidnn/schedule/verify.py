@@ -53,10 +53,6 @@ def verify(
     return [*_residence(rows, offsets, limits), *_meaning(rows), *order_problems(rows, offsets, previous)]
 
 
-def _scratch(row: Instruction) -> tuple[Value, ...]:
-    return () if row.workspace is None else (row.workspace,)
-
-
 # ---- residence: which buffers are where, and when ---------------------------------------------------------------------
 
 
@@ -131,7 +127,7 @@ def _residence(
                 if subject in offsets:
                     slabs[subject.space].dismiss(subject, offsets[subject])
             continue
-        for value in (*row.writes, *row.reads, *_scratch(row)):
+        for value in (*row.writes, *row.reads, *(() if row.workspace is None else (row.workspace,))):
             buffer = value.buffer
             if not 0 <= value.offset <= value.offset + value.spec.nbytes <= buffer.nbytes:
                 end = value.offset + value.spec.nbytes
@@ -156,11 +152,17 @@ _UNDEFINED, _INITIAL = -1, -2  # contents that are no content
 class _Contents:
     """What the bytes of one buffer mean: pieces, each from its begin to the next, with a content and the row that wrote it."""
 
+    __slots__ = ("begins", "nbytes", "pieces")
+
     def __init__(self, buffer: Buffer) -> None:
+        self.nbytes = buffer.nbytes
         self.begins = [0]
         self.pieces = [(_INITIAL if buffer.persistent else _UNDEFINED, -1)]
 
     def _cut(self, at: int) -> int:
+        """Return the number of the piece that begins at a byte, after cutting there."""
+        if at >= self.nbytes:
+            return len(self.begins)
         place = bisect_right(self.begins, at) - 1
         if self.begins[place] == at:
             return place
@@ -185,29 +187,37 @@ class _Contents:
         return None
 
 
+class _Meanings(dict[Buffer, _Contents]):
+    """The contents of all buffers; of one never asked for, those that it has from the start."""
+
+    def __missing__(self, buffer: Buffer) -> _Contents:
+        made = self[buffer] = _Contents(buffer)
+        return made
+
+
 def _meaning(rows: Sequence[Instruction]) -> Iterator[str]:
-    contents: dict[Buffer, _Contents] = {}
+    contents = _Meanings()
     for index, row in enumerate(rows):
-        if row.op is Op.ALLOC and row.buffer is not None:
+        if row.buffer is not None:
             contents[row.buffer] = _Contents(row.buffer)
         if row.op is Op.HOLD:
             continue
         for value in (*row.reads, *row.writes) if row.accumulates else row.reads:
-            if value.buffer not in contents:
-                contents[value.buffer] = _Contents(value.buffer)
-            end = value.offset + value.spec.nbytes
-            wrong = contents[value.buffer].read(value.offset, end, value.content) if end > value.offset else None
-            if wrong is not None:
-                found, writer = wrong
-                cause = (
-                    f"{name_of(rows, writer)} put something else there" if writer >= 0 else "no earlier row wrote it"
-                )
-                if found != _UNDEFINED and writer < 0:
-                    cause = f"these bytes of {value.buffer.name} were read as something else before"
-                yield f"{name_of(rows, index)} reads {value.name}, but {cause}"
-        written = [(value, value.content) for value in (() if row.accumulates else row.writes)]
-        written += [(value, _UNDEFINED) for value in _scratch(row)]
-        for value, content in written:
-            if value.spec.nbytes:
-                of_buffer = contents.get(value.buffer) or contents.setdefault(value.buffer, _Contents(value.buffer))
-                of_buffer.write(value.offset, value.offset + value.spec.nbytes, content, index)
+            if nbytes := value.spec.nbytes:
+                wrong = contents[value.buffer].read(value.offset, value.offset + nbytes, value.content)
+                if wrong is not None:
+                    yield f"{name_of(rows, index)} reads {value.name}, but {_cause(rows, value, *wrong)}"
+        for value in () if row.accumulates else row.writes:
+            if nbytes := value.spec.nbytes:
+                contents[value.buffer].write(value.offset, value.offset + nbytes, value.content, index)
+        if row.workspace is not None and (nbytes := row.workspace.spec.nbytes):
+            begin = row.workspace.offset
+            contents[row.workspace.buffer].write(begin, begin + nbytes, _UNDEFINED, index)
+
+
+def _cause(rows: Sequence[Instruction], value: Value, found: int, writer: int) -> str:
+    if writer >= 0:
+        return f"{name_of(rows, writer)} put something else there"
+    if found == _UNDEFINED:
+        return "no earlier row wrote it"
+    return f"these bytes of {value.buffer.name} were read as something else before"

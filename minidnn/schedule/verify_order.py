@@ -1,7 +1,7 @@
 """The part of ``verify`` that is about order: do the waits that are written down order all rows that share bytes?
 
-Within the lives of one buffer, the uses of each byte are compared; between buffers, an ALLOC row with the last uses of those
-who had its bytes before. Rows are numbered through both runs, the previous one first.
+Within one life of a buffer, the uses of each byte are compared; between buffers, an ALLOC row with the last uses of who had
+its bytes before. Rows are numbered through both runs, the previous one first.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from minidnn.schedule.instruction import DEVICE, HOST, STREAMS, Buffer, Instruction, Op, Value
 
@@ -32,7 +33,7 @@ def order_problems(
         if second >= len(before) and not guarantees.ordered(first, second):
             found[second, first] = what
 
-    ghosts = {DEVICE: _Ghosts(), HOST: _Ghosts()}
+    owned: dict[str, list[_Owned]] = {DEVICE: [], HOST: []}
     for life in _lives([*before, *rows]):
         buffer = life.buffer
         several = len({guarantees.streams[use >> 1] for use in life.rows()}) > 1
@@ -40,15 +41,20 @@ def order_problems(
             if several:
                 for first, second in _conflicts(uses):
                     compare(first, second, buffer.name)
-            if life.born >= 0 and buffer.space in ghosts and buffer in offsets:
-                last = {guarantees.streams[use >> 1]: use >> 1 for use in uses}
+            if life.born >= 0 and buffer.space in owned and buffer in offsets:
                 at = offsets[buffer]
-                for other, row in ghosts[buffer.space].bury(at + begin, at + end, buffer, tuple(last.values())):
-                    compare(row, life.born, f"bytes of {other.name} that are now of {buffer.name}")
+                last = {guarantees.streams[use >> 1]: use >> 1 for use in uses}
+                owned[buffer.space].append(_Owned(at + begin, at + end, life, tuple(last.values())))
+    for ranges in owned.values():
+        for earlier, later in _successions(ranges):
+            for first in earlier.last:
+                compare(
+                    first, later.life.born, f"bytes of {earlier.life.buffer.name} that {later.life.buffer.name} takes"
+                )
     for (second, first), what in sorted(found.items()):
         here = first - len(before)
-        earlier = name_of(rows, here) if here >= 0 else f"{name_of(before, first)} of the previous run"
-        yield f"{name_of(rows, second - len(before))} and {earlier} both touch {what}, and no wait orders them"
+        other = name_of(rows, here) if here >= 0 else f"{name_of(before, first)} of the previous run"
+        yield f"{name_of(rows, second - len(before))} and {other} both touch {what}, and no wait orders them"
 
 
 def _wait_problems(rows: Sequence[Instruction], count_before: int) -> Iterator[str]:
@@ -215,25 +221,32 @@ def _conflicts(uses: Sequence[int]) -> Iterator[tuple[int, int]]:
             readers.append(row)
 
 
-class _Ghosts:
-    """Who had each byte of a slab last: disjoint ranges in order of address, with the last rows that touched them."""
+class _Owned(NamedTuple):
+    """Bytes ``begin`` to ``end`` of a slab during one life of a buffer. ``last``: the last row of each stream to use them."""
 
-    def __init__(self) -> None:
-        self.begins: list[int] = []
-        self.ghosts: list[tuple[int, Buffer, tuple[int, ...]]] = []  # end, buffer, rows
+    begin: int
+    end: int
+    life: _Life
+    last: tuple[int, ...]
 
-    def bury(self, begin: int, end: int, buffer: Buffer, rows: tuple[int, ...]) -> Iterator[tuple[Buffer, int]]:
-        """Give a range to a buffer. Yields each earlier owner of some of it with the rows that touched that one last."""
-        first = bisect_right(self.begins, begin)
-        if first and self.ghosts[first - 1][0] > begin:
-            first -= 1
-        last = bisect_left(self.begins, end, first)
-        before = list(zip(self.begins[first:last], self.ghosts[first:last], strict=True))
-        after = [(begin, (end, buffer, rows))]
-        if before and before[0][0] < begin:
-            after.insert(0, (before[0][0], (begin, *before[0][1][1:])))
-        if before and before[-1][1][0] > end:
-            after.append((end, before[-1][1]))
-        self.begins[first:last] = [at for at, _ in after]
-        self.ghosts[first:last] = [ghost for _, ghost in after]
-        yield from ((owner, row) for _, (_, owner, owned) in before for row in owned)
+
+def _successions(owned: Sequence[_Owned]) -> Iterator[tuple[_Owned, _Owned]]:
+    """Yield pairs that have a byte in common and follow each other there, given all in the order of birth.
+
+    Sweeps the addresses: those who own the byte at hand at some time are kept in order of birth, and whenever one comes or
+    goes, it has or leaves two new neighbours.
+    """
+    leaving = sorted(range(len(owned)), key=lambda number: owned[number].end, reverse=True)
+    here: list[int] = []
+    for number in sorted(range(len(owned)), key=lambda number: owned[number].begin):
+        while leaving and owned[leaving[-1]].end <= owned[number].begin:
+            place = bisect_left(here, leaving.pop())
+            del here[place]
+            if 0 < place < len(here):
+                yield owned[here[place - 1]], owned[here[place]]
+        place = bisect_left(here, number)
+        if place > 0:
+            yield owned[here[place - 1]], owned[number]
+        if place < len(here):
+            yield owned[number], owned[here[place]]
+        here.insert(place, number)

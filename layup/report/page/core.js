@@ -29,6 +29,7 @@ function bytes(n) {
   }
   return sign + trim(size) + " GiB";
 }
+const roundBytes = (n) => bytes(n).replace(/\.0+ /, " ");
 const trim = (size) => size.toFixed(size >= 100 ? 1 : 2);
 const whole = (n) => Math.round(n).toLocaleString("en-US");
 const plural = (n, one, many = one + "s") => whole(n) + " " + (n === 1 ? one : many);
@@ -171,7 +172,7 @@ class Board {
     this.owner = owner;
     this.canvas = el("canvas", { tabindex: "0", role: "img", "aria-label": label });
     host.append(this.canvas);
-    this.left = 64; this.right = 14;
+    this.left = 70; this.right = 14;
     this.full = [0, 1]; this.view = [0, 1]; // x, in units of the data
     this.fullY = [0, 1]; this.viewY = [0, 1];
     this.bandY = [0, 1]; // pixels between which y is drawn

@@ -110,7 +110,7 @@ class Curve {
       c.fillRect(Math.round(board.x(tick)), bottom, 1, 5);
       c.fillStyle = palette.soft;
       c.textAlign = "center";
-      if (board.x(tick) < width - 130) c.fillText(bytes(tick), board.x(tick), bottom + 15);
+      if (board.x(tick) < width - 130) c.fillText(roundBytes(tick), board.x(tick), bottom + 15);
     }
     c.textAlign = "right";
     c.fillStyle = palette.soft;

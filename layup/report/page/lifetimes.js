@@ -28,7 +28,7 @@ class Lifetimes {
     if (this.views.naive) views.push(["naive", "naive"]);
     this.viewChooser = chooser("show", views, "plan", (key) => this.show(key));
     const scale = el("input", { type: "checkbox", onchange: (event) => { this.sameScale = event.target.checked; this.rescale(); } });
-    const find = el("input", { type: "search", placeholder: "find a layer or buffer", "aria-label": "find a layer or buffer",
+    const find = el("input", { type: "search", placeholder: "find a layer", "aria-label": "find a layer or buffer",
       oninput: (event) => { this.wanted = event.target.value.trim().toLowerCase(); this.board.redraw(); },
       onkeydown: (event) => { if (event.key === "Enter") this.findNext(); } });
     $("lifetimes-controls").append(
@@ -165,7 +165,7 @@ class Lifetimes {
     title("Bytes alive", p.curve[0] - 10);
     title("Slab, by address", p.slab[0] - 10);
     title("Pinned host memory", p.links[0] + 12);
-    const size = (blocks) => bytes(blocks * this.report.block);
+    const size = (blocks) => roundBytes(blocks * this.report.block);
     axisY(board, c, ...p.curve, 0, this.top / this.report.block, size, 3);
     axisY(board, c, ...p.slab, ...board.viewY, size, 7);
     axisY(board, c, ...p.host, 0, this.hostTop / this.report.block, size, 2);

@@ -70,7 +70,7 @@ async function main() {
   boards.push(...[lifetimes, curve, streams].map((page) => page.board).filter(Boolean));
   const tabs = PAGES.map((page) => $("tab-" + page));
   tabs.forEach((tab, k) => {
-    tab.addEventListener("click", () => { location.hash = PAGES[k]; });
+    tab.addEventListener("click", () => { location.hash = "/" + PAGES[k]; }); // no element has this id: nothing scrolls
     tab.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (!step) return;
@@ -78,7 +78,7 @@ async function main() {
       next.focus(); next.click();
     });
   });
-  const here = () => openPage(PAGES.includes(location.hash.slice(1)) ? location.hash.slice(1) : "lifetimes");
+  const here = () => openPage(PAGES.includes(location.hash.slice(2)) ? location.hash.slice(2) : "lifetimes");
   addEventListener("hashchange", here);
   addEventListener("resize", () => { for (const board of boards) board.redraw(); });
   here();

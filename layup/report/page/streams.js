@@ -93,7 +93,7 @@ class Streams {
     this.drawLive(board, c, top, bottom);
     c.restore();
     const most = Math.max(view.data.reserved_bytes, view.data.peak_bytes) * 1.06;
-    axisY(board, c, top, bottom, 0, most, bytes, 3, true, false);
+    axisY(board, c, top, bottom, 0, most, roundBytes, 3, true, false);
     c.strokeStyle = palette.faint;
     c.setLineDash([2, 3]);
     for (const at of [0, view.data.step_ns]) {

@@ -1,0 +1,104 @@
+"""Planner: the fastest plan of a policy that fits the budgets, and the fewest bytes it can do with.
+
+A policy makes candidates without looking at a device budget; ``auto`` has those of all other policies besides its own chain. A
+budget then selects the fastest candidate whose whole program fits. So ``auto`` is never slower than another policy at the same
+budget, a larger budget is never slower, and the fewest bytes of any candidate are the smallest budget that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from layup.context import Context
+from layup.evaluate import Candidate
+from layup.policies import POLICIES, find
+from minidnn.schedule.plan import Plan, keep
+
+_DOUBTFUL = 1.25
+"""Candidates of the chain whose estimate exceeds the budget by more are not looked at; estimates are rarely 1 % off."""
+
+
+class Planner:
+    """The candidates of one policy for one request, evaluated no further than choices have needed so far."""
+
+    def __init__(self, context: Context, policy: str = "auto") -> None:
+        """Raises UserError for an unknown policy, with the nearest names."""
+        self.context = context
+        self.policy = find(policy)
+
+    @cached_property
+    def keep(self) -> Candidate:
+        """The plan ``keep``, of which percentages are."""
+        return Candidate(self.context, keep())
+
+    @cached_property
+    def candidates(self) -> list[Candidate]:
+        """Plans of the policy; of ``auto``: of all policies. Equal ones once."""
+        if self.policy.name != "auto":
+            return self._distinct(self.policy.plans(self.context))
+        others = (plan for policy in POLICIES.values() if policy.name != "auto" for plan in policy.plans(self.context))
+        return self._distinct([*others, *self.policy.plans(self.context)])
+
+    def _distinct(self, plans: list[Plan]) -> list[Candidate]:
+        found: list[Candidate] = []
+        seen = set()
+        for plan in plans:
+            content = {**plan.to_json(), "policy": ""}
+            text = repr(sorted(content.items(), key=lambda entry: entry[0]))
+            if text not in seen:
+                seen.add(text)
+                found.append(self.keep if plan == keep() else Candidate(self.context, plan))
+        return found
+
+    def select(self, memory: int | None, host_memory: int | None = None) -> Candidate | None:
+        """The fastest candidate whose whole program fits both budgets; None if none does.
+
+        ``keep`` is as fast as any plan can be, since it runs the fewest rows and waits for no copy: where it fits, no other
+        candidate of ``auto`` is looked at.
+        """
+        limit = float("inf") if memory is None else memory
+        host_limit = float("inf") if host_memory is None else host_memory
+        if self.policy.name == "auto" and self.keep.fits(limit, host_limit):
+            return self.keep
+        best: Candidate | None = None
+        for candidate in sorted(self.candidates, key=lambda c: c.bounds.seconds):
+            if best is not None and candidate.bounds.seconds >= best.seconds:
+                break
+            if self._hopeless(candidate, limit) or not candidate.runs_in(limit, host_limit):
+                continue
+            if (best is None or _rank(candidate) < _rank(best)) and candidate.fits(limit, host_limit):
+                best = candidate
+        return best
+
+    def _hopeless(self, candidate: Candidate, limit: float) -> bool:
+        return candidate.plan.policy == "auto" and candidate.bounds.guess > _DOUBTFUL * limit
+
+    def smallest(self, host_memory: int | None = None) -> Candidate | None:
+        """The candidate whose program reserves the fewest device bytes within the host budget; None if none keeps to that."""
+        host_limit = float("inf") if host_memory is None else host_memory
+        best: Candidate | None = None
+        for candidate in self._promising(host_limit):
+            least = float("inf") if best is None else best.program.reserved_bytes
+            if candidate.peaks[0] >= least or candidate.train.profile.reserved_bytes >= least:
+                continue
+            if candidate.fits(least, host_limit) and candidate.program.reserved_bytes < least:
+                best = candidate
+        return best
+
+    def _promising(self, host_limit: float) -> Iterator[Candidate]:
+        """Candidates within the host budget, those that take the fewest bytes first; no more rows are made than needed."""
+        waiting = sorted(self.candidates, key=lambda c: c.bounds.peak_bytes)
+        known: list[Candidate] = []
+        least = float("inf")
+        for candidate in waiting:
+            if candidate.bounds.peak_bytes > least or self._hopeless(candidate, least):
+                continue
+            if candidate.peaks[1] <= host_limit:
+                known.append(candidate)
+                least = min(least, candidate.peaks[0] * 1.05)
+        yield from sorted(known, key=lambda c: c.peaks[0])
+
+
+def _rank(candidate: Candidate) -> tuple[float, int]:
+    return candidate.seconds, candidate.train.profile.reserved_bytes
