@@ -2,8 +2,8 @@
 
 1. *Windows.* Units, dearest to recompute per byte first, are offloaded as long as all their copies hide: out, between the end of
    their forward and the end of the pass; back, between the turn and their first reader. Wider windows give further variants.
-2. *Order.* What is offloaded for nothing goes first, earliest first; then the rest is recomputed, cheapest seconds per byte first,
-   earliest first, so that what is nearest to the end of forward stays longest. Every prefix of that order is a plan.
+2. *Order.* What is offloaded for nothing goes first, earliest first; then the rest is recomputed, cheapest seconds per byte
+   first, earliest first, so that what is nearest to the end of forward stays longest. Every prefix of that order is a plan.
 3. *Cuts.* Long stretches that would be remade at once are cut where the fewest bytes cross, by storing what crosses.
 4. *Timing.* A copy may get all the time it needs, half of it, or none, which takes the fewest bytes.
 5. *Polish.* Single decisions are changed as long as that is faster in the same bytes.
@@ -42,12 +42,12 @@ class Point(NamedTuple):
     found: Estimate
 
 
-def chain(context: Context) -> list[Plan]:
-    """The plans of the chain, from the most bytes to the fewest."""
+def chain(context: Context) -> list[tuple[Plan, Estimate]]:
+    """The plans of the chain with their estimates, from the most bytes to the fewest."""
     search = _Search(context)
     search.add_all(search.families())
     search.polish()
-    return [to_plan(context.costs, p.decisions, "auto", p.slack) for p in search.front()]
+    return [(to_plan(context.costs, p.decisions, "auto", p.slack), p.found) for p in search.front()]
 
 
 class _Search:
@@ -113,9 +113,9 @@ class _Search:
         """Units in the order of their eviction, and what becomes of them."""
         costs = self.costs
         out = offloads(costs, window, self.context.offload_bytes)
-        rest = [unit for unit in costs.units if unit.stored and unit.index not in out]
-        rest.sort(key=lambda unit: (_grade(unit), unit.index))
-        first = [(unit, OFFLOAD) for unit in costs.units if unit.index in out]
+        rest = [unit for unit in costs.units if unit.stored and unit.number not in out]
+        rest.sort(key=lambda unit: (_grade(unit), unit.number))
+        first = [(unit, OFFLOAD) for unit in costs.units if unit.number in out]
         return [*first, *((unit, RECOMPUTE) for unit in rest)]
 
     def _prefix(
@@ -128,10 +128,10 @@ class _Search:
             if size >= nbytes:
                 break
             size += unit.footprint
-            decisions[unit.index] = decision
+            decisions[unit.number] = decision
         yield decisions
         remade = needs(self.costs, decisions).remade
-        dropped = {unit.index for unit in self.costs.units if remade[unit.index] >= 0}
+        dropped = {unit.number for unit in self.costs.units if remade[unit.number] >= 0}
         total = sum(self.costs.units[i].footprint for i in dropped)
         largest = max((self.costs.units[i].footprint for i in dropped), default=0)
         parts = 2
@@ -160,10 +160,10 @@ class _Search:
         while improved and self.left > 0:
             improved = False
             for unit, decision in product(movable, (KEEP, OFFLOAD, RECOMPUTE)):
-                if decision is point.decisions[unit.index] or (decision is OFFLOAD and not _worth_moving(unit)):
+                if decision is point.decisions[unit.number] or (decision is OFFLOAD and not _worth_moving(unit)):
                     continue
                 changed = list(point.decisions)
-                changed[unit.index] = decision
+                changed[unit.number] = decision
                 other = self.add(changed, point.slack)
                 if other is not None and other.found.peak_bytes <= target and _better(other, point):
                     point, improved = other, True
@@ -208,15 +208,16 @@ def offloads(costs: Costs, window: float, limit: float) -> set[int]:
     if not window:
         return set()
     time = clock(costs, [-1] * len(costs.units))
+    last = len(costs.nodes) - 1
     units = [unit for unit in costs.units if unit.stored and _worth_moving(unit)]
     ready = np.array([time.forward[unit.last] for unit in units])
-    wanted = np.array([min(time.backward[_first_reader(costs, unit)], time.end) for unit in units])
+    wanted = np.array([time.backward[last - _first_reader(costs, unit)] for unit in units])
     by_ready, by_wanted = np.argsort(ready, kind="stable"), np.argsort(wanted, kind="stable")
     place_out, place_back = np.argsort(by_ready), np.argsort(by_wanted)
     out, back = time.turn - ready[by_ready], wanted[by_wanted] - time.turn
     chosen: set[int] = set()
     size = 0
-    for i in sorted(range(len(units)), key=lambda i: (-_grade(units[i]), units[i].index)):
+    for i in sorted(range(len(units)), key=lambda i: (-_grade(units[i]), units[i].number)):
         unit = units[i]
         leaves, returns = unit.offload_seconds / window, unit.prefetch_seconds / window
         p, q = place_out[i], place_back[i]
@@ -225,7 +226,7 @@ def offloads(costs: Costs, window: float, limit: float) -> set[int]:
         out[: p + 1] -= leaves
         back[q:] -= returns
         size += unit.footprint
-        chosen.add(unit.index)
+        chosen.add(unit.number)
     return chosen
 
 

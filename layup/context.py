@@ -10,7 +10,6 @@ from minidnn.request import Request
 from minidnn.schedule.analysis import Analysis
 from minidnn.schedule.instruction import HOST, Instruction
 from minidnn.schedule.lower import Step, lower
-from minidnn.schedule.persistent import Persistent
 from minidnn.schedule.plan import Plan
 from minidnn.schedule.program import with_lifetimes
 from minidnn.schedule.simulate import total_footprint

@@ -6,6 +6,7 @@ Prices are those of the simulator: each row of the lowered schedule by ``row_sec
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ class Unit(NamedTuple):
     of its keys in the slab; ``stored``: of those that some backward reads.
     """
 
-    index: int
+    number: int
     name: str
     layers: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -90,6 +91,8 @@ class Costs:
         layers: one entry a layer. units: in the order of their last layers. keys: what they make.
         unit_of: index of the unit of every node.
         forward_seconds, backward_seconds, forward_rows, backward_rows: by node index; rows count those of ``compute``.
+        forward_ends, forward_row_ends: seconds and rows until a node's forward has ended.
+        out_seconds, back_seconds, first_readers, last_readers: by key.
         around: by position (N forward, then N backward, last node first): bytes alive besides the keys: parameters,
             gradients, workspaces, the batch.
         step_seconds: compute time of a step under ``keep``.
@@ -101,23 +104,25 @@ class Costs:
         self.gpu = gpu
         nodes = analysis.graph.nodes
         count = len(nodes)
-        self.forward_seconds = np.zeros(count)
-        self.backward_seconds = np.zeros(count)
-        self.forward_rows = np.zeros(count, np.int64)
-        self.backward_rows = np.zeros(count, np.int64)
+        self.nodes: list[Node] = nodes
+        self.forward_seconds, self.backward_seconds = [0.0] * count, [0.0] * count
+        self.forward_rows, self.backward_rows = [0] * count, [0] * count
         self._workspace = [0] * count
         self._kernels: list[dict[str, float]] = [{} for _ in nodes]  # forward seconds by kernel
-        self.alive = np.zeros(2 * count, np.int64)  # by position, under keep
+        self._alive = [0] * (2 * count)  # by position
         self._read_rows(rows, base_bytes)
+        self.forward_ends, self.forward_row_ends = (
+            list(accumulate(self.forward_seconds)),
+            list(accumulate(self.forward_rows)),
+        )
         self.unit_of, self.keys, self.units = self._units()
+        self.reversed_units = self.units[::-1]
+        self.first_readers, self.last_readers = [k.first_reader for k in self.keys], [k.last_reader for k in self.keys]
+        self.out_seconds = [gpu.copy_seconds(key.nbytes, "d2h") for key in self.keys]
+        self.back_seconds = [gpu.copy_seconds(key.nbytes, "h2d") for key in self.keys]
         self.layers = tuple(self._layer(node) for node in nodes)
-        self.step_seconds = float(self.forward_seconds.sum() + self.backward_seconds.sum())
-        self.around = self.alive - self._keys_alive()
-
-    @property
-    def nodes(self) -> list[Node]:
-        """The layers in forward order."""
-        return self.analysis.graph.nodes
+        self.step_seconds = sum(self.forward_seconds) + sum(self.backward_seconds)
+        self.around: NDArray[np.int64] = np.array(self._alive, np.int64) - self._keys_alive()
 
     def position(self, backward_node: int) -> int:
         """Position of a node's backward."""
@@ -137,7 +142,7 @@ class Costs:
             elif row.op in _BACKWARD:
                 forward, at = False, index[row.target]
             position = at if forward else self.position(at)
-            self.alive[position] = max(self.alive[position], alive)
+            self._alive[position] = max(self._alive[position], alive)
             if row.stream != COMPUTE:
                 continue
             seconds = row_seconds(row, self.gpu, precision)
@@ -160,8 +165,8 @@ class Costs:
         for node in self.nodes:
             members.setdefault(ends[node.name], []).append(node)
         order = [node.name for node in self.nodes if node.name in members]
-        number = {name: position for position, name in enumerate(order)}
-        unit_of = [number[ends[node.name]] for node in self.nodes]
+        numbers = {name: position for position, name in enumerate(order)}
+        unit_of = [numbers[ends[node.name]] for node in self.nodes]
         readers = self._readers()
         keys: list[Key] = []
         by_name: dict[str, int] = {}
@@ -172,7 +177,7 @@ class Costs:
                 by_name[name] = len(keys)
                 ends_of = (max(backward, default=-1), min(backward, default=-1))
                 keys.append(Key(name, unit_of[node.index], nbytes, round_up(nbytes), node.index, forward, *ends_of))
-        units = tuple(self._unit(number[name], members[name], keys, by_name) for name in order)
+        units = tuple(self._unit(numbers[name], members[name], keys, by_name) for name in order)
         return unit_of, tuple(keys), units
 
     def _readers(self) -> dict[str, list[int]]:
@@ -191,7 +196,7 @@ class Costs:
             sizes[aux_key(node, aux.key)] = analysis.precision.resolve(aux.spec).nbytes
         return [(key, sizes[key]) for key in analysis.outputs(node)]
 
-    def _unit(self, index: int, members: list[Node], keys: list[Key], by_name: dict[str, int]) -> Unit:
+    def _unit(self, number: int, members: list[Node], keys: list[Key], by_name: dict[str, int]) -> Unit:
         inside = {node.index for node in members}
         own = [by_name[key] for node in members for key in self.analysis.outputs(node)]
         # What the chain overwrites on its way cannot be stored: only the last output, and the aux.
@@ -201,7 +206,7 @@ class Costs:
         stored = [k for k in own if keys[k].first_reader >= 0]
         moved = stored or own
         return Unit(
-            index,
+            number,
             members[-1].name,
             tuple(node.name for node in members),
             tuple(node.layer.kind for node in members),
@@ -209,8 +214,8 @@ class Costs:
             members[-1].index,
             tuple(own),
             tuple(sources),
-            float(sum(self.forward_seconds[node.index] for node in members)),
-            float(sum(self.backward_seconds[node.index] for node in members)),
+            sum(self.forward_seconds[node.index] for node in members),
+            sum(self.backward_seconds[node.index] for node in members),
             sum(self._recompute_seconds(node) for node in members),
             sum(len(self.analysis.rows[node.index].recompute) for node in members),
             sum(keys[k].footprint for k in own),
@@ -232,8 +237,8 @@ class Costs:
             node.name,
             node.layer.kind,
             self.units[self.unit_of[node.index]].name,
-            float(self.forward_seconds[node.index]),
-            float(self.backward_seconds[node.index]),
+            self.forward_seconds[node.index],
+            self.backward_seconds[node.index],
             self._recompute_seconds(node),
             sum(nbytes for _, nbytes in made),
             sum(nbytes for key, nbytes in made if key in read),

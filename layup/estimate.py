@@ -7,11 +7,12 @@ when it stays, and when a copy, in a first-in-first-out link, must start to be i
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from layup.cost import Costs, Unit
 from minidnn.schedule.plan import Decision, Plan
@@ -19,7 +20,7 @@ from minidnn.schedule.plan import Decision, Plan
 KEEP, OFFLOAD, RECOMPUTE = Decision.KEEP, Decision.OFFLOAD, Decision.RECOMPUTE
 
 Decisions = Sequence[Decision]
-"""One decision for every unit, by its index."""
+"""One decision for every unit, by its number."""
 
 
 class Needs(NamedTuple):
@@ -32,66 +33,77 @@ class Needs(NamedTuple):
     remade: list[int]
 
 
-class Estimate(NamedTuple):
-    """What a plan would take. ``lags`` and ``distances``: by layer, in rows of the compute stream, for its copies to be in time.
+class Clock(NamedTuple):
+    """Time and row numbers on the compute stream. ``forward``, ``forward_rows``: when a node's forward has ended.
 
-    ``late``: units for whose copy back computation waits.
+    ``backward``, ``backward_rows``: when a node's backward, with all that is remade before it, begins, from the last node on.
     """
+
+    forward: list[float]
+    forward_rows: list[int]
+    backward: list[float]
+    backward_rows: list[int]
+    turn: float
+    end: float
+
+
+class Moves(NamedTuple):
+    """The copies of a plan, in the order of ``keys``. ``gone``: node after whose forward the device copy goes; ``here``: node
+    before whose backward it is back. ``seconds``: how much longer they make the step. ``late``: keys computation waits for."""
+
+    keys: list[int]
+    gone: list[int]
+    here: list[int]
+    seconds: float
+    late: list[int]
+
+
+class Estimate(NamedTuple):
+    """What a plan would take. ``host_bytes``: of activations alone."""
 
     seconds: float
     peak_bytes: int
     host_bytes: int
-    lags: dict[str, int]
-    distances: dict[str, int]
-    late: frozenset[int]
 
 
 def needs(costs: Costs, decisions: Decisions) -> Needs:
     """Who needs what, closed over the inputs of RECOMPUTE units. O(units)."""
-    first = [key.first_reader for key in costs.keys]
-    last = [key.last_reader for key in costs.keys]
+    first, last = costs.first_readers.copy(), costs.last_readers.copy()
     remade = [-1] * len(costs.units)
-    for unit in reversed(costs.units):
-        if decisions[unit.index] is not RECOMPUTE:
+    for unit in costs.reversed_units:
+        if decisions[unit.number] is not RECOMPUTE:
             continue
-        at = max((first[k] for k in unit.keys), default=-1)
+        at = max([first[k] for k in unit.keys], default=-1)
         if at < 0:
             continue
-        remade[unit.index] = at
+        remade[unit.number] = at
         for k in unit.sources:
-            first[k] = max(first[k], at)
-            last[k] = at if last[k] < 0 else min(last[k], at)
+            if first[k] < at:
+                first[k] = at
+            if last[k] < 0 or last[k] > at:
+                last[k] = at
     return Needs(first, last, remade)
-
-
-class Clock(NamedTuple):
-    """Time and row numbers on the compute stream. ``forward``, ``forward_rows``: when a node's forward has ended.
-
-    ``backward``, ``backward_rows``: when a node's backward, with all that is remade before it, begins.
-    """
-
-    forward: NDArray[np.float64]
-    forward_rows: NDArray[np.int64]
-    backward: NDArray[np.float64]
-    backward_rows: NDArray[np.int64]
-    turn: float
-    end: float
 
 
 def clock(costs: Costs, remade: Sequence[int]) -> Clock:
     """Run the compute stream alone."""
     seconds, rows = costs.backward_seconds.copy(), costs.backward_rows.copy()
-    for unit in costs.units:
-        at = remade[unit.index]
+    for unit, at in zip(costs.units, remade, strict=True):
         if at >= 0:
             seconds[at] += unit.recompute_seconds
             rows[at] += unit.recompute_rows
-    forward = np.cumsum(costs.forward_seconds)
-    turn = float(forward[-1])
-    left, rows_left = np.cumsum(seconds), np.cumsum(rows)  # from a node's backward to the end, last node first
-    end = turn + float(left[-1])
-    backward, backward_rows = end - left, rows_left[-1] - rows_left
-    return Clock(forward, np.cumsum(costs.forward_rows), backward, backward_rows, turn, end)
+    turn = costs.forward_ends[-1]
+    # Backward runs from the last node to the first: what a node's prefix sums to is what is left when it begins.
+    left, rows_left = list(accumulate(seconds)), list(accumulate(rows))
+    end, total = turn + left[-1], rows_left[-1]
+    return Clock(
+        costs.forward_ends,
+        costs.forward_row_ends,
+        [end - s for s in reversed(left)],
+        [total - r for r in reversed(rows_left)],
+        turn,
+        end,
+    )
 
 
 def estimate(costs: Costs, decisions: Decisions, slack: float = 1.0) -> Estimate:
@@ -102,108 +114,104 @@ def estimate(costs: Costs, decisions: Decisions, slack: float = 1.0) -> Estimate
     """
     need = needs(costs, decisions)
     time = clock(costs, need.remade)
-    moved = [
-        k
-        for unit in costs.units
-        if decisions[unit.index] is OFFLOAD
-        for k in unit.keys
-        if need.first[k] >= 0
-    ]
-    out, lags, gone, lag_nodes = _offloads(costs, moved, time, slack)
-    back, distances, here, late = _prefetches(costs, moved, need, time, slack, gone)
-    change = np.zeros(2 * len(costs.nodes) + 1, np.int64)
-    moving = dict(zip(moved, range(len(moved)), strict=True))
+    moves = copies(costs, decisions, need, time, slack)
+    count = len(costs.nodes)
+    turned = 2 * count - 1  # a node's backward is at position ``turned - index``
+    change = [0] * (2 * count + 1)
+    moving = dict(zip(moves.keys, zip(moves.gone, moves.here, strict=True), strict=True))
+    first, last = need.first, need.last
     for unit in costs.units:
-        decision = decisions[unit.index]
+        kept = decisions[unit.number] is KEEP
         for k in unit.keys:
-            key = costs.keys[k]
-            first, last = need.first[k], need.last[k]
-            change[key.made] += key.footprint
-            if first < 0 or decision is not KEEP:
-                until = key.last_forward
-                if k in moving:
-                    until = max(until, lag_nodes[moving[k]])
-                    change[here[moving[k]]] += key.footprint
-                elif first >= 0:
-                    change[costs.position(first)] += key.footprint
-                change[until + 1] -= key.footprint
-            if first >= 0:
-                change[costs.position(last) + 1] -= key.footprint
-    live = np.cumsum(change)[:-1] + costs.around
-    # A device copy that leaves before the copy has ended is waited for when its bytes are used again: about every second time.
-    waits = (1.0 - slack) / 2 * sum(costs.gpu.copy_seconds(costs.keys[k].nbytes, "d2h") for k in moved)
-    return Estimate(
-        time.end + max(out, back) + waits,
-        int(live.max()),
-        sum(costs.keys[k].footprint for k in moved),
-        lags,
-        distances,
-        frozenset(costs.keys[k].unit for k in late),
-    )
+            _, _, _, footprint, made, until, _, _ = costs.keys[k]
+            change[made] += footprint
+            if first[k] < 0:
+                change[until + 1] -= footprint
+                continue
+            change[turned - last[k] + 1] -= footprint
+            if kept:
+                continue
+            back = first[k]
+            if k in moving:
+                gone, back = moving[k]
+                until = max(until, gone)
+            change[until + 1] -= footprint
+            change[turned - back] += footprint
+    peak = int((np.cumsum(change)[:-1] + costs.around).max())
+    host = sum([costs.keys[k].footprint for k in moves.keys])
+    return Estimate(time.end + moves.seconds, peak, host)
 
 
-def _offloads(
-    costs: Costs, moved: list[int], time: Clock, slack: float
-) -> tuple[float, dict[str, int], list[float], list[int]]:
-    """Copies out, in the order in which they are made: seconds after the end of forward, lags, ends, nodes of these."""
-    lags: dict[str, int] = {}
-    ends, nodes, free = [], [], 0.0
-    for k in sorted(moved, key=lambda k: costs.keys[k].made):
-        key = costs.keys[k]
-        ready = float(time.forward[key.made])
-        free = max(free, ready) + costs.gpu.copy_seconds(key.nbytes, "d2h")
+def copies(costs: Costs, decisions: Decisions, need: Needs, time: Clock, slack: float) -> Moves:
+    """When the copies of a plan run, and how much longer they make the step."""
+    keys = [k for u in costs.units if decisions[u.number] is OFFLOAD for k in u.keys if need.first[k] >= 0]
+    keys.sort()  # keys are numbered in the order in which they are made
+    gone, ends, free = [], [], 0.0
+    last = len(costs.nodes) - 1
+    for k in keys:
+        made = costs.keys[k].made
+        ready = time.forward[made]
+        free = max(free, ready) + costs.out_seconds[k]
         ends.append(free)
-        until = int(np.searchsorted(time.forward, ready + slack * (free - ready)))
-        until = min(max(until, key.made), len(costs.nodes) - 1)
-        layer = costs.nodes[key.made].name
-        lags[layer] = max(lags.get(layer, 0), int(time.forward_rows[until] - time.forward_rows[key.made]))
-        nodes.append(until)
-    order = {k: i for i, k in enumerate(sorted(moved, key=lambda k: costs.keys[k].made))}
-    places = [order[k] for k in moved]
-    return max(0.0, free - time.turn), lags, [ends[i] for i in places], [nodes[i] for i in places]
+        gone.append(min(max(bisect_left(time.forward, ready + slack * (free - ready)), made), last))
+    here, delay, late = _prefetches(costs, keys, ends, need, time, slack)
+    # A device copy that goes before its copy has ended is waited for when its bytes are used again: about every second time.
+    waits = (1.0 - slack) / 2 * sum([costs.out_seconds[k] for k in keys])
+    return Moves(keys, gone, here, max(free - time.turn, delay, 0.0) + waits, late)
 
 
 def _prefetches(
-    costs: Costs, moved: list[int], need: Needs, time: Clock, slack: float, gone: list[float]
-) -> tuple[float, dict[str, int], list[int], list[int]]:
-    """Copies back, in the order in which they are needed: seconds compute waits, distances, positions, late keys."""
-    order = sorted(range(len(moved)), key=lambda i: (-need.first[moved[i]], costs.keys[moved[i]].made))
-    wanted = [float(time.backward[need.first[moved[i]]]) for i in order]
-    takes = [costs.gpu.copy_seconds(costs.keys[moved[i]].nbytes, "h2d") for i in order]
-    starts, latest = [0.0] * len(order), np.inf
-    for j in reversed(range(len(order))):
-        latest = starts[j] = min(wanted[j], latest) - takes[j]
-    distances: dict[str, int] = {}
-    here = [0] * len(moved)
-    late: list[int] = []
+    costs: Costs, keys: list[int], ends: list[float], need: Needs, time: Clock, slack: float
+) -> tuple[list[int], float, list[int]]:
+    """Copies back, in the order in which they are needed: nodes, seconds that compute waits, late keys."""
+    last = len(costs.nodes) - 1
+    order = sorted(range(len(keys)), key=lambda i: -need.first[keys[i]])
+    wanted = [time.backward[last - need.first[keys[i]]] for i in order]
+    starts, latest = [0.0] * len(order), float("inf")
+    for j in range(len(order) - 1, -1, -1):
+        latest = starts[j] = min(wanted[j], latest) - costs.back_seconds[keys[order[j]]]
+    here, late = [0] * len(keys), []
     delay, free = 0.0, time.turn
-    towards = time.backward[::-1]  # ascending: last node first
     for j, i in enumerate(order):
-        k = moved[i]
-        begin = max(free, wanted[j] - slack * (wanted[j] - starts[j]) + delay, gone[i], time.turn)
-        progress = min(max(begin - delay, time.turn), wanted[j])
-        free = begin + takes[j]
-        if free > wanted[j] + delay + 1e-12:
-            delay = free - wanted[j]
+        k, want = keys[i], wanted[j]
+        begin = max(free, want - slack * (want - starts[j]) + delay, ends[i])
+        progress = min(max(begin - delay, time.turn), want)
+        free = begin + costs.back_seconds[k]
+        if free > want + delay + 1e-12:
+            delay = free - want
             late.append(k)
-        first = need.first[k]
-        step = int(np.searchsorted(towards, progress, side="right")) - 1
-        node = max(len(costs.nodes) - 1 - max(step, 0), first)
-        layer = costs.nodes[costs.keys[k].made].name
-        rows = int(time.backward_rows[first] - time.backward_rows[node])
-        distances[layer] = max(distances.get(layer, 0), rows)
-        here[i] = costs.position(node)
-    return delay, distances, here, late
+        step = bisect_right(time.backward, progress) - 1
+        here[i] = max(last - max(step, 0), need.first[k])
+    return here, delay, late
 
 
-def to_plan(costs: Costs, decisions: Decisions, policy: str, slack: float = 1.0, *, memory_centric: bool = False) -> Plan:
+def to_plan(
+    costs: Costs, decisions: Decisions, policy: str, slack: float = 1.0, *, memory_centric: bool = False
+) -> Plan:
     """The plan of these decisions, with lags and distances for its copies. Decisions that move nothing are left out."""
     need = needs(costs, decisions)
-    chosen = {unit.name: decisions[unit.index] for unit in costs.units if acts(unit, decisions[unit.index], need)}
-    found = estimate(costs, decisions, slack)
-    return Plan(
-        chosen, policy=policy, lags=found.lags, distances=found.distances, memory_centric=memory_centric
+    time = clock(costs, need.remade)
+    return timed_plan(
+        costs, decisions, policy, copies(costs, decisions, need, time, slack), memory_centric=memory_centric
     )
+
+
+def timed_plan(costs: Costs, decisions: Decisions, policy: str, moves: Moves, *, memory_centric: bool = False) -> Plan:
+    """The plan of these decisions whose copies run as ``moves`` says: nodes become rows of the compute stream."""
+    need = needs(costs, decisions)
+    time = clock(costs, need.remade)
+    last = len(costs.nodes) - 1
+    lags: dict[str, int] = {}
+    distances: dict[str, int] = {}
+    for k, gone, here in zip(moves.keys, moves.gone, moves.here, strict=True):
+        made = costs.keys[k].made
+        layer = costs.nodes[made].name
+        lag = time.forward_rows[gone] - time.forward_rows[made]
+        distance = time.backward_rows[last - need.first[k]] - time.backward_rows[last - here]
+        lags[layer] = max(lags.get(layer, 0), lag)
+        distances[layer] = max(distances.get(layer, 0), distance)
+    chosen = {unit.name: decisions[unit.number] for unit in costs.units if acts(unit, decisions[unit.number], need)}
+    return Plan(chosen, policy=policy, lags=lags, distances=distances, memory_centric=memory_centric)
 
 
 def acts(unit: Unit, decision: Decision, need: Needs) -> bool:

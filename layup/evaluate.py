@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from layup.context import Context
-from layup.estimate import KEEP, OFFLOAD, clock, estimate, needs
+from layup.estimate import KEEP, OFFLOAD, clock, needs
 from minidnn.schedule.instruction import HOST
 from minidnn.schedule.plan import Plan, Reuse
 from minidnn.schedule.program import Program, Schedule, build_schedule
@@ -18,26 +18,27 @@ from minidnn.schedule.simulate import MemoryProfile, live_curve
 
 
 class Bounds(NamedTuple):
-    """No engine run of the plan takes less. ``guess``: what it is likely to take, in device bytes."""
+    """No run of the plan takes less."""
 
     seconds: float
     peak_bytes: int
-    guess: int
 
 
 class Candidate:
     """A plan, and what is known of it so far."""
 
-    def __init__(self, context: Context, plan: Plan) -> None:
+    def __init__(self, context: Context, plan: Plan, guess: int = 0) -> None:
+        """``guess``: device bytes that the plan is likely to take; 0: not known."""
         self.context = context
         self.plan = context.complete(plan)
+        self.guess = guess
 
     @cached_property
     def bounds(self) -> Bounds:
         """From the costs alone."""
         costs, base = self.context.costs, self.context.base_bytes
         if self.plan.reuse != Reuse() or self.plan.memory_centric:
-            return Bounds(costs.step_seconds, base, base)
+            return Bounds(costs.step_seconds * (1 - 1e-9), base)
         decisions = [self.plan.decision(unit.name) for unit in costs.units]
         need = needs(costs, decisions)
         out = back = 0.0
@@ -47,13 +48,13 @@ class Candidate:
                 if need.first[k] < 0:
                     continue
                 key = costs.keys[k]
-                if decisions[unit.index] is OFFLOAD:
+                if decisions[unit.number] is OFFLOAD:
                     out += costs.gpu.copy_seconds(key.nbytes, "d2h")
                     back += costs.gpu.copy_seconds(key.nbytes, "h2d")
-                elif decisions[unit.index] is KEEP:
+                elif decisions[unit.number] is KEEP:
                     kept += key.footprint
         seconds = max(clock(costs, need.remade).end, out, back)
-        return Bounds(seconds * (1 - 1e-9), base + kept, estimate(costs, decisions).peak_bytes)
+        return Bounds(seconds * (1 - 1e-9), base + kept)
 
     @cached_property
     def peaks(self) -> tuple[int, int]:

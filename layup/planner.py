@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from heapq import heappop, heappush
 
+from layup.chain import chain
 from layup.context import Context
 from layup.evaluate import Candidate
 from layup.policies import POLICIES, find
@@ -36,20 +38,18 @@ class Planner:
     def candidates(self) -> list[Candidate]:
         """Plans of the policy; of ``auto``: of all policies. Equal ones once."""
         if self.policy.name != "auto":
-            return self._distinct(self.policy.plans(self.context))
-        others = (plan for policy in POLICIES.values() if policy.name != "auto" for plan in policy.plans(self.context))
-        return self._distinct([*others, *self.policy.plans(self.context)])
+            return self._distinct([(plan, 0) for plan in self.policy.plans(self.context)])
+        others = (policy for policy in POLICIES.values() if policy.name != "auto")
+        plans = [(plan, 0) for policy in others for plan in policy.plans(self.context)]
+        return self._distinct(plans + [(plan, found.peak_bytes) for plan, found in chain(self.context)])
 
-    def _distinct(self, plans: list[Plan]) -> list[Candidate]:
-        found: list[Candidate] = []
-        seen = set()
-        for plan in plans:
-            content = {**plan.to_json(), "policy": ""}
-            text = repr(sorted(content.items(), key=lambda entry: entry[0]))
-            if text not in seen:
-                seen.add(text)
-                found.append(self.keep if plan == keep() else Candidate(self.context, plan))
-        return found
+    def _distinct(self, plans: list[tuple[Plan, int]]) -> list[Candidate]:
+        found: dict[str, Candidate] = {}
+        for plan, guess in plans:
+            text = repr(sorted({**plan.to_json(), "policy": ""}.items(), key=lambda entry: entry[0]))
+            if text not in found:
+                found[text] = self.keep if plan == keep() else Candidate(self.context, plan, guess)
+        return list(found.values())
 
     def select(self, memory: int | None, host_memory: int | None = None) -> Candidate | None:
         """The fastest candidate whose whole program fits both budgets; None if none does.
@@ -61,18 +61,22 @@ class Planner:
         host_limit = float("inf") if host_memory is None else host_memory
         if self.policy.name == "auto" and self.keep.fits(limit, host_limit):
             return self.keep
-        best: Candidate | None = None
-        for candidate in sorted(self.candidates, key=lambda c: c.bounds.seconds):
-            if best is not None and candidate.bounds.seconds >= best.seconds:
-                break
-            if self._hopeless(candidate, limit) or not candidate.runs_in(limit, host_limit):
+        waiting = sorted(self.candidates, key=lambda c: c.bounds.seconds, reverse=True)
+        timed: list[tuple[float, int, int, Candidate]] = []  # a heap, the fastest first
+        while waiting or timed:
+            if waiting and (not timed or waiting[-1].bounds.seconds < timed[0][0]):
+                candidate = waiting.pop()
+                if not self._hopeless(candidate, limit) and candidate.runs_in(limit, host_limit):
+                    reserved = candidate.train.profile.reserved_bytes
+                    heappush(timed, (candidate.seconds, reserved, len(waiting), candidate))
                 continue
-            if (best is None or _rank(candidate) < _rank(best)) and candidate.fits(limit, host_limit):
-                best = candidate
-        return best
+            candidate = heappop(timed)[-1]  # nothing else can be faster: is there room for its other schedules, too?
+            if candidate.fits(limit, host_limit):
+                return candidate
+        return None
 
     def _hopeless(self, candidate: Candidate, limit: float) -> bool:
-        return candidate.plan.policy == "auto" and candidate.bounds.guess > _DOUBTFUL * limit
+        return candidate.guess > _DOUBTFUL * limit
 
     def smallest(self, host_memory: int | None = None) -> Candidate | None:
         """The candidate whose program reserves the fewest device bytes within the host budget; None if none keeps to that."""
@@ -98,7 +102,3 @@ class Planner:
                 known.append(candidate)
                 least = min(least, candidate.peaks[0] * 1.05)
         yield from sorted(known, key=lambda c: c.peaks[0])
-
-
-def _rank(candidate: Candidate) -> tuple[float, int]:
-    return candidate.seconds, candidate.train.profile.reserved_bytes

@@ -60,7 +60,7 @@ def compile(
 
     def leaner() -> tuple[int, int | None]:
         try:
-            return 1, request.leanest(1).program(plan).reserved_bytes
+            return 1, request.with_workspace_limit(1).program(plan).reserved_bytes
         except PlanError:
             return 1, None
 

@@ -2,9 +2,9 @@
 
 Worked example, two lines of conv1 -> conv2 -> relu2 -> ... -> loss under ``keep``::
 
-    row                    |>>>>FFFFFF<bBuBBbBubu|
-    conv1       128.00 KiB |    AA----------A    |   written by conv1, read by conv2, read by conv2's weight gradient
-    conv2>relu2 128.00 KiB |     AAA-------A     |   relu2 overwrites conv2's output; its own backward reads it
+    row                    |>>>>FFFFFF<BbbBuBBbBubu|
+    conv1       128.00 KiB |    AA------------A    |   written by conv1, read by conv2, read by conv2's weight gradient
+    conv2>relu2 128.00 KiB |     AAA---------A     |   relu2 overwrites conv2's output; its own backward reads it
 
 A letter says that a row of that column touches the buffer, and which role it has; ``-`` that it is alive and only waits.
 """
@@ -62,8 +62,8 @@ def lifetime_map(
     Args:
         offsets: of all buffers, persistent ones included, as in ``Schedule.offsets``; needed for ``order="address"``.
         columns: the most columns; with more rows than that, a column stands for several.
-        order: "birth": a line a name, so a value that leaves and comes back shows its gap; "address": a line a buffer, by
-            offset, so that who follows whom on the same bytes stands together.
+        order: "birth": what ends as the same value shares a line, so one that leaves and comes back shows its gap;
+            "address": a line a buffer, by offset, so that who follows whom on the same bytes stands together.
         space: "device" or "host".
         limit: draw the largest so many lines, and say how many are left out.
 
@@ -137,12 +137,12 @@ def _lives(rows: Sequence[Instruction], space: str) -> list[_Life]:
 
 
 def _groups(lives: Sequence[_Life], order: str, offsets: Mapping[Buffer, int]) -> list[list[_Life]]:
-    """What shares a line."""
+    """What shares a line: in order of birth, the buffers in which the last value has the same name."""
     if order == "address":
         return [[life] for life in sorted(lives, key=lambda life: (offsets[life.buffer], life.born))]
     named: dict[str, list[_Life]] = {}
     for life in lives:
-        named.setdefault(life.buffer.name, []).append(life)
+        named.setdefault(life.label.rpartition(">")[2], []).append(life)
     return list(named.values())
 
 

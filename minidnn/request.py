@@ -39,10 +39,17 @@ class Request:
     allocator: str
     device: Device | None
 
-    def leanest(self, workspace_limit: int) -> Request:
+    def with_workspace_limit(self, nbytes: int) -> Request:
         """The same request under another workspace limit: another recipe, other bits."""
-        recipe = numpy_recipe(self.graph, self.precision, workspace_limit, self.recipe.deterministic)
+        recipe = numpy_recipe(self.graph, self.precision, nbytes, self.recipe.deterministic)
         return replace(self, recipe=recipe)
+
+    def with_batch(self, batch: int) -> Request:
+        """The same request for another batch, without a smaller last one."""
+        graph = self.graph.with_batch(batch)
+        limit, deterministic = self.recipe.workspace_limit, self.recipe.deterministic
+        recipe = numpy_recipe(graph, self.precision, limit, deterministic)
+        return replace(self, graph=graph, tail_graph=None, recipe=recipe)
 
     def persistent(self, plan: Plan) -> Persistent:
         """The persistent region under a plan. It depends on what the plan streams and on nothing else of it."""

@@ -34,9 +34,7 @@ def _policy(module: ModuleType) -> Policy:
 
 POLICIES = {
     policy.name: policy
-    for policy in map(
-        _policy, (keep, naive, vdnn, vdnn_conv, sqrt_n, superneurons, superneurons_memory, layup, auto)
-    )
+    for policy in map(_policy, (keep, naive, vdnn, vdnn_conv, sqrt_n, superneurons, superneurons_memory, layup, auto))
 }
 
 

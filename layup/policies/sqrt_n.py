@@ -36,6 +36,6 @@ def plans(context: Context) -> list[Plan]:
     for count in segment_counts(len(costs.units)):
         kept = frozenset(checkpoints(costs, total / count))
         if kept not in found:
-            decisions = [KEEP if unit.index in kept else RECOMPUTE for unit in costs.units]
+            decisions = [KEEP if unit.number in kept else RECOMPUTE for unit in costs.units]
             found[kept] = to_plan(costs, decisions, "sqrt_n")
     return list(found.values())

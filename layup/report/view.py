@@ -104,8 +104,8 @@ def view(program: Program, schedule: Schedule, gpu: Profile, precision: str, str
     profile = schedule.profile
     data: dict[str, Any] = {
         "peak_bytes": profile.peak_bytes,
-        "reserved_bytes": profile.reserved_bytes,
-        "host_bytes": profile.host_bytes,
+        "reserved_bytes": program.reserved_bytes,
+        "host_bytes": program.host_bytes,
         "host_peak_bytes": profile.host_peak_bytes,
         "step_ns": round(profile.step_seconds * 1e9),
         "peak_row": position[profile.peak_row] if rows else 0,

@@ -17,12 +17,13 @@ class Dropout(Layer):
     """y = m * x / (1 - p), m = 0 with probability p, else 1; at evaluation the identity (Srivastava et al. 2014).
 
     m depends on x in no way, so dx = m * dy / (1 - p): the same kernel with the same mask, made again from the counters
-    (step, seed, rank), the node's index and the element's index. Backward needs no activation.
+    (step, seed, rank), the node's index (or ``stream``, by which a rewritten graph keeps it) and the element's index. Backward needs no activation.
     """
 
     kind: ClassVar[str] = "dropout"
 
     p: float = 0.5
+    stream: int | None = None  # of random numbers; None: the node's index
 
     def infer(self, inputs: Sequence[TensorSpec]) -> TensorSpec:
         if not (0 <= self.p < 1 and dropout_threshold(self.p) < 2**32):
@@ -33,7 +34,8 @@ class Dropout(Layer):
         threshold = dropout_threshold(self.p)
         if threshold == 0:
             return ()
-        attrs = {"node": shapes.node, "threshold": threshold, "scale": 1 / (1 - self.p)}
+        node = shapes.node if self.stream is None else self.stream
+        attrs = {"node": node, "threshold": threshold, "scale": 1 / (1 - self.p)}
         return (Call("dropout", (write,), (read, "counters"), attrs, float(shapes.output.size), over=(read,)),)
 
     def forward(self, shapes: Shapes) -> tuple[Call, ...]:

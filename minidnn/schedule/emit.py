@@ -103,7 +103,7 @@ class Emitter:
         if self.plan.reuse.workspace:
             return self.new(f"{node.name}.workspace", spec, Role.WORKSPACE, node)
         if node not in self.workspaces:
-            directions = ("forward", "backward_data", "backward_weight")
+            directions = ("forward", "forward_relu", "backward_data", "backward_weight")
             largest = max(self.recipe.engine(node.name, d).workspace_bytes for d in directions)
             whole = TensorSpec((largest,), "uint8")
             self.workspaces[node] = self.new(f"{node.name}.workspace", whole, Role.WORKSPACE, node, hold=True)

@@ -79,11 +79,20 @@ class StepEmitter(Emitter):
         for call in calls:
             if direct:
                 call = call._replace(attrs={**call.attrs, "accumulate": True}, accumulates=True)
+            if "dz" in call.writes:
+                local["dz"] = self._behind(node, call, local["dy"])
             self.emit(Op.BACKWARD_WEIGHT, node, call, local)
         if total is not None and block is not total:
             self.append(Instruction(Op.ADD, f"{node.name}.gradient", "add_forward", (total,), (total, block)))
             return total
         return block
+
+    def _behind(self, node: Node, call: Any, dy: Value) -> Value:
+        """Where a row puts the gradient behind an activation that is part of its layer: over dy, if nobody else shows it."""
+        free = self.plan.reuse.in_place and not dy.buffer.persistent and not self.sharers.get(dy.buffer)
+        if "dy" in call.over and free:
+            return self.over(f"d_{node.output.name}:z", dy.spec, dy)
+        return self.new_grad(node.output, node)
 
     def backward_data(
         self, node: Node, index: int, calls: tuple[Any, ...], local: dict[str, Value], *, last: bool
@@ -92,7 +101,7 @@ class StepEmitter(Emitter):
         tensor = node.inputs[index]
         spec = self.analysis.specs[tensor]
         if not calls:
-            self.contribute(tensor, local["dy"].alias(f"d_{tensor.name}", spec))
+            self.contribute(tensor, local.get("dz", local["dy"]).alias(f"d_{tensor.name}", spec))
             return
         target = "dx" if "dx" in calls[-1].writes else f"dx{index}"
         source = next((local.get(o) or self.device.get(aux_key(node, o)) for o in calls[-1].over), None)

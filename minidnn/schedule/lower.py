@@ -24,17 +24,20 @@ from minidnn.schedule.persistent import Persistent, slices
 from minidnn.schedule.plan import Decision, Plan, PlanError
 from minidnn.schedule.recipe import Recipe
 from minidnn.schedule.residence import Residence
+from minidnn.schedule.strategy import Phase, exchange
 from minidnn.spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """Which training step to lower. ``accumulates``: add to the gradients of earlier micro-batches; ``updates``: then update
-    the weights; ``fetches``: hand every weight gradient to the caller as it is born, and update nothing."""
+    the weights; ``fetches``: hand every weight gradient to the caller as it is born, and update nothing. ``phase``: which
+    buffers take part in data parallelism."""
 
     accumulates: bool = False
     updates: bool = True
     fetches: bool = False
+    phase: Phase = Phase.TRAIN
 
 
 def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe, step: Step) -> list[Instruction]:
@@ -77,7 +80,7 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
         residence.layer_done()
         if gradient is not None and step.fetches:
             fetch_gradients(e, node, gradient)
-        elif gradient is not None and step.updates:
+        elif gradient is not None and step.updates and persistent.ranks is None:
             if layerwise:
                 e.update(node, gradient)
             else:
@@ -86,7 +89,8 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
     for node, gradient in ready:
         e.update(node, gradient)
     e.hold(e.held.values())
-    return residence.rows()
+    whole = residence.rows()
+    return exchange(whole, persistent, step.phase) if persistent.ranks is not None and step.updates else whole
 
 
 def lower_inference(
@@ -107,9 +111,24 @@ def lower_inference(
     return e.rows
 
 
+def lower_flush(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe, step: Step) -> list[Instruction]:
+    """Rows that apply the gradients of the last step, which ``ring_delayed`` has not exchanged yet. They compute nothing."""
+    e = Emitter(analysis, persistent, plan, recipe)
+    source, staged = (persistent.batch_values(analysis.graph, b)["constants"] for b in (persistent.slot, persistent.staging))
+    e.copy(Op.INPUT, "batch", staged, source, stream=H2D)
+    e.copy(Op.INPUT, "constants", persistent.constants, staged)
+    fetch_result(e, persistent.scalars, 0)
+    return exchange(e.rows, persistent, step.phase)
+
+
 def updates_layerwise(plan: Plan, persistent: Persistent) -> bool:
     """Whether weights are updated as soon as their gradient exists. Refuses an explicit wish that accumulation forbids."""
     whole = bool(persistent.gradients)
+    if persistent.ranks is not None and plan.reuse.layerwise_update:
+        raise PlanError(
+            f"layerwise_update cannot be combined with the strategy {persistent.ranks.strategy.name}: the exchange cuts whole "
+            "gradients across layers; set it to null (automatic) or false, or train on one rank"
+        )
     if whole and plan.reuse.layerwise_update:
         raise PlanError(
             "layerwise_update cannot be combined with accumulation over micro-batches: gradients must live to the last one; "

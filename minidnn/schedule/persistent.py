@@ -8,8 +8,10 @@ from minidnn.graph import Graph, Node, Parameter, Role
 from minidnn.optim import Optimizer
 from minidnn.precision import Precision
 from minidnn.scalars import COUNTER_COUNT, SCALAR_COUNT
+from minidnn.schedule.flats import Line
 from minidnn.schedule.instruction import HOST, Buffer, Value
-from minidnn.schedule.plan import Plan
+from minidnn.schedule.plan import Plan, PlanError
+from minidnn.schedule.ranks import Ranks
 from minidnn.spec import TensorSpec, round_up
 
 CONSTANT_BYTES = 512  # scalars in the first half, counters in the second
@@ -74,6 +76,8 @@ class Persistent:
         parameters: value of every parameter and running statistic, by full name.
         weights: the 1-D block of every layer with trainable parameters, by layer name; ``slots``: the same for every
             optimizer slot (``master`` among them, for 16-bit weights); ``gradients``: the same, where they accumulate.
+        lines: in data parallelism (``ranks``), the flat strips of parameters, gradients and this rank's optimizer state; then
+            ``slots`` is empty.
         staging, slot: one batch on the device, and the first of two pinned host copies of it (``other_slot``).
     """
 
@@ -85,8 +89,11 @@ class Persistent:
         *,
         accumulate: bool,
         plan: Plan,
+        ranks: Ranks | None = None,
     ) -> None:
         self.contents = count()
+        self.ranks = ranks
+        self.lines: list[Line] = []
         self.precision = precision
         self.optimizer = optimizer
         self.weights: dict[str, Value] = {}
@@ -97,12 +104,20 @@ class Persistent:
         self.host_buffers: list[Buffer] = []
         self.groups: list[Group] = []
         streamed = plan.streamed_layers(node.name for node in graph.nodes)
+        if ranks is not None and streamed:
+            raise PlanError(
+                f"streamed parameters cannot be combined with the strategy {ranks.strategy.name}, which keeps all parameters "
+                "in flat buffers on the device; make a plan without them, or train on one rank"
+            )
         self._add_groups([n for n in graph.nodes if n.name in streamed and _trainable_size(n)], plan.group_bytes)
         by_dtype: dict[str, list[Node]] = {}
         for node in graph.nodes:
             if any(p.trainable for p in node.parameters):
                 by_dtype.setdefault(self._dtype(node.parameters[0]), []).append(node)
         for dtype, nodes in by_dtype.items():
+            if ranks is not None:
+                self._add_line(dtype, nodes, ranks)
+                continue
             resident = [node for node in nodes if node.name not in self.weights]
             if resident:
                 self._add_flats(dtype, resident, self._flats(dtype))
@@ -138,6 +153,15 @@ class Persistent:
             self.buffers.append(flat.buffer)
             for node in nodes:
                 self._set_block(name, node, flat.blocks[node.name])
+
+    def _add_line(self, dtype: str, nodes: list[Node], ranks: Ranks) -> None:
+        slots = {name: kind for name, kind, role in self._flats(dtype) if role is Role.OPTIMIZER}
+        line = Line(dtype, [(node, _trainable_size(node)) for node in nodes], slots, ranks, self.contents)
+        self.lines.append(line)
+        self.buffers += line.buffers
+        for node in nodes:
+            self._set_block("parameters", node, line.block(line.weights, node.name))
+            self._set_block("gradients", node, line.block(line.gradients, node.name))
 
     def _add_groups(self, nodes: list[Node], group_bytes: int) -> None:
         """Cut the streamed layers, in graph order, into groups of at least ``group_bytes`` of weights."""

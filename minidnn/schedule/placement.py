@@ -1,11 +1,12 @@
 """Placement: an offset for every buffer, from its ALLOC and FREE rows. A static arena: nothing is decided while rows run.
 
-Before              After, in blocks of 512 bytes: y 0..4, ws 8..9, dx 4..8, z 0..4; extent 9, which is also the peak
-    0 ALLOC y   (4)
-    1 ALLOC ws  (1)
-    2 ALLOC dx  (4)
-    3 FREE  y
-    4 ALLOC z   (4)
+Before, with sizes in blocks of 512 bytes    After: blocks of each; the extent is 9, which is also the peak
+    0 ALLOC y   (4)                              y   1..5  beside ws, which lives as long
+    1 ALLOC ws  (1)                              ws  0..1
+    2 ALLOC dx  (4)                              dx  5..9
+    3 FREE  ws
+    4 FREE  y
+    5 ALLOC z   (4)                              z   0..4
 
 Both ends of the slab are used. What lives long (from forward to backward) is stacked at the low end in row order, by best
 fit into a coalescing free list; since backward goes back the way forward came, the stack has few holes. What lives shortly

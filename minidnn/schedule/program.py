@@ -16,12 +16,13 @@ from minidnn.profiles import Profile
 from minidnn.schedule.analysis import Analysis, InferenceAnalysis
 from minidnn.schedule.instruction import DEVICE, HOST, Buffer, Instruction
 from minidnn.schedule.liveness import insert_lifetimes
-from minidnn.schedule.lower import Step, lower, lower_inference
+from minidnn.schedule.lower import Step, lower, lower_flush, lower_inference
 from minidnn.schedule.persistent import Persistent
 from minidnn.schedule.placement import place
 from minidnn.schedule.plan import Plan
 from minidnn.schedule.recipe import Recipe
 from minidnn.schedule.simulate import MemoryProfile, simulate, total_footprint
+from minidnn.schedule.strategy import Phase
 from minidnn.schedule.stream import stream_parameters
 from minidnn.schedule.synchronise import synchronise
 from minidnn.schedule.text import dump
@@ -94,6 +95,13 @@ def training_steps(accumulate: int, tail: bool) -> dict[str, tuple[Step, bool]]:
     return steps
 
 
+def delayed_steps(tail: bool) -> dict[str, tuple[Step, bool]]:
+    """The training schedules of ``ring_delayed`` besides those of ``training_steps``; see ``schedule.strategy``."""
+    steps = {"first": Step(updates=False)} | {p.value: Step(phase=p) for p in (Phase.OTHER, Phase.WARMUP)}
+    named = {name: (step, False) for name, step in steps.items()}
+    return named | ({f"{name}_tail": (step, True) for name, step in steps.items()} if tail else {})
+
+
 def layout(persistent: Persistent) -> dict[Buffer, int]:
     """Offsets of the persistent buffers: side by side from the start of their slab, on device and host."""
     offsets, end = {}, {DEVICE: 0, HOST: 0}
@@ -109,14 +117,26 @@ def with_lifetimes(rows: list[Instruction], persistent: Persistent) -> list[Inst
 
 
 def build_schedule(
-    name: str, timed: list[Instruction], batch: int, persistent: Persistent, profile: Profile, precision: str
+    name: str,
+    timed: list[Instruction],
+    batch: int,
+    persistent: Persistent,
+    profile: Profile,
+    precision: str,
+    before: tuple[str, list[Instruction]] | None = None,
 ) -> Schedule:
-    """Place the rows of ``with_lifetimes``, derive their waits, and predict bytes and time. Looks at no budget."""
+    """Place the rows of ``with_lifetimes``, derive their waits, and predict bytes and time. Looks at no budget.
+
+    ``before``: name and rows of the schedule that comes before this in the cycle; None: the schedule itself.
+    """
     base, host_base = total_footprint(persistent.buffers), total_footprint(persistent.host_buffers, HOST)
     device = place(timed, base=base, space=DEVICE)
     host = place(timed, base=host_base, space=HOST)
     offsets = {**layout(persistent), **device.offsets, **host.offsets}
-    rows = synchronise(timed, offsets, previous=timed)
+    previous, earlier = before or (name, timed)
+    if before is not None:
+        offsets |= place(earlier, base=base, space=DEVICE).offsets | place(earlier, base=host_base, space=HOST).offsets
+    rows = synchronise(timed, offsets, previous=earlier)
     prediction = simulate(
         rows,
         profile,
@@ -126,7 +146,7 @@ def build_schedule(
         host_bytes=host.extent,
         persistent=[*persistent.buffers, *persistent.host_buffers],
     )
-    return Schedule(name, tuple(rows), offsets, prediction, batch, previous=name)
+    return Schedule(name, tuple(rows), offsets, prediction, batch, previous)
 
 
 def build(
@@ -151,17 +171,27 @@ def build(
         analyses[True] = Analysis(tail_graph, precision)
         recipes[True] = tail_recipe
     lowered: dict[str, tuple[list[Instruction], int]] = {}
-    for name, (step, tail) in training_steps(accumulate, tail_graph is not None).items():
+    steps = training_steps(accumulate, tail_graph is not None)
+    if delayed := persistent.ranks is not None and persistent.ranks.strategy.delayed:
+        steps |= delayed_steps(tail_graph is not None)
+        made = {}  # the cycle of two phases was not known to whoever made them
+    for name, (step, tail) in steps.items():
         if name not in made:
             analysis = analyses[tail]
             rows = lower(analysis, persistent, plan, recipes[tail], step)
             lowered[name] = (rows, analysis.graph.inputs[0].shape[0])
     rows = lower_inference(InferenceAnalysis(graph, precision), persistent, plan, recipe)
     lowered["eval"] = (rows, graph.inputs[0].shape[0])
+    if delayed:
+        for phase in (Phase.FLUSH, Phase.FLUSH_OTHER):
+            rows = lower_flush(analyses[False], persistent, plan, recipe, Step(phase=phase))
+            lowered[phase.value] = (rows, graph.inputs[0].shape[0])
+    timed = {name: with_lifetimes(rows, persistent) for name, (rows, _) in lowered.items()}
+    cycle = {"train": "train_other", "train_other": "train"} if delayed else {}
     schedules = dict(made)
-    for name, (rows, batch) in lowered.items():
-        timed = with_lifetimes(rows, persistent)
-        schedules[name] = build_schedule(name, timed, batch, persistent, profile, recipe.precision)
+    for name, (_, batch) in lowered.items():
+        before = (cycle[name], timed[cycle[name]]) if name in cycle else None
+        schedules[name] = build_schedule(name, timed[name], batch, persistent, profile, recipe.precision, before)
     return Program(
         schedules,
         persistent,

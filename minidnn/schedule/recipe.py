@@ -24,7 +24,8 @@ class Recipe:
     """All bit-changing choices of a run: equal recipes on one device give equal bits under any plan.
 
     ``engines`` maps ``"<layer>:<direction>"`` to its engine. ``accumulating`` lists kernels that add into an existing weight
-    gradient by themselves; for the others lowering emits a temporary and an ADD row.
+    gradient by themselves; for the others lowering emits a temporary and an ADD row. ``fusions``: chains of layers that are
+    computed as one, see ``minidnn.fuse``.
     """
 
     precision: str = "fp32"
@@ -33,6 +34,7 @@ class Recipe:
     accumulating: tuple[str, ...] = ()
     workspace_limit: int | None = None
     deterministic: bool = True
+    fusions: tuple[str, ...] = ()
 
     def engine(self, layer: str, direction: str) -> Engine:
         """The engine of a direction of a layer; layers without a choice have the empty engine."""
@@ -45,6 +47,7 @@ class Recipe:
             "backend": self.backend,
             "workspace_limit": self.workspace_limit,
             "deterministic": self.deterministic,
+            "fusions": list(self.fusions),
             "accumulating": sorted(self.accumulating),
             "engines": {k: [e.name, e.workspace_bytes, dict(e.options)] for k, e in sorted(self.engines.items())},
         }
@@ -65,6 +68,7 @@ class Recipe:
                 accumulating=tuple(data["accumulating"]),
                 workspace_limit=None if limit is None else int(limit),
                 deterministic=bool(data["deterministic"]),
+                fusions=tuple(map(str, data.get("fusions", ()))),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"not a recipe: {type(error).__name__} at {error}; write one with a training run") from None

@@ -63,6 +63,8 @@ def step_time(rows: Sequence[Instruction], profile: Profile, precision: str) -> 
 
 def _cost(row: Instruction, profile: Profile, precision: str) -> tuple[float, int]:
     """Seconds a row takes alone, and the lane it occupies."""
+    if row.kernel in ("post", "settle"):  # half of a ring step, whose time is that of its other half
+        return 0.0, _NOTHING
     if row.op in _EXCHANGES:
         return _exchange_seconds(row, profile), _EXCHANGE
     if row.kernel:

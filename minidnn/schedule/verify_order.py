@@ -48,9 +48,8 @@ def order_problems(
     for ranges in owned.values():
         for earlier, later in _successions(ranges):
             for first in earlier.last:
-                compare(
-                    first, later.life.born, f"bytes of {earlier.life.buffer.name} that {later.life.buffer.name} takes"
-                )
+                lost, new = earlier.life.buffer.name, later.life.buffer.name
+                compare(first, later.life.born, lost if lost == new else f"bytes of {lost} that are now of {new}")
     for (second, first), what in sorted(found.items()):
         here = first - len(before)
         other = name_of(rows, here) if here >= 0 else f"{name_of(before, first)} of the previous run"

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import layup
+import minidnn
+
 FOLDER = Path(__file__).parents[2] / "scripts" / "lessons"
 OURS = {"minidnn", "layup", "models", "lesson"}
 
@@ -15,12 +18,13 @@ OURS = {"minidnn", "layup", "models", "lesson"}
 ANSWERS = {
     "01_chain": ("3", ("2", "21", "many")),
     "02_skip": ("3", ("2", "4")),
-    "03_workspace": (lambda shown: max(re.findall(r"'conv\d': (\d+)", shown), key=int), ("3036672", "1")),
+    "03_workspace": (lambda module, shown: max(re.findall(r"'conv\d': (\d+)", shown), key=int), ("3036672", "1")),
     "04_pool_or_slab": ("No", ("yes", "")),
     "05_recompute": ("0.19", ("0.2", "0.1")),
     "06_offload": ("0", ("1", "12")),
     "07_sensitive": ("6", ("0", "4")),
     "08_gradient_window": ("2", ("6", "12")),
+    "09_budget": (lambda module, shown: layup.minimum_memory(module.net(), profile=module.laptop(1)), ("45%",)),
 }
 
 
@@ -60,7 +64,7 @@ def test_a_lesson_shows_a_map_and_a_question_and_knows_the_right_answer(name, le
     assert re.search(r"\d", shown.rpartition("buffers: ")[2])
     assert shown.isascii()  # any terminal can show it
     assert "right." not in shown
-    right = right if isinstance(right, str) else right(shown)
+    right = right if isinstance(right, str) else str(right(module, shown))
     for answer in wrong:
         assert module.main(["--answer", answer]) == 1
         assert f"{answer}: not yet. " in capsys.readouterr().out
@@ -116,6 +120,24 @@ def test_lesson_7_changes_sides_with_the_link(lesson, capsys):
     assert module.main(["--answer", str(sum(slow[layer] != fast[layer] for layer in slow))]) == 0
 
 
+def test_lesson_9_offloads_and_recomputes_with_a_reason_and_changes_no_bit(lesson, capsys):
+    module = lesson("09_budget")
+    assert module.main([]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(
+        r"^  \w+ +offload: .*; recompute would cost .*; keep would exceed the budget by ", shown, re.MULTILINE
+    )
+    assert re.search(r"^  \w+ +recompute: .* of the link; keep would exceed the budget by ", shown, re.MULTILINE)
+    assert "after a step the weights differ from keep's in: nothing\n" in shown
+    fewer, more = map(int, re.search(r"^(\d+) bytes instead of (\d+), for ", shown, re.MULTILINE).groups())
+    assert fewer <= 0.45 * more
+    with pytest.raises(minidnn.DoesNotFit, match="the smallest that runs") as refusal:
+        module.main(["--memory", "1KiB"])
+    smallest = refusal.value.minimum_bytes
+    assert module.main(["--memory", str(smallest), "--answer", str(smallest)]) == 0
+    assert "nothing\n" in capsys.readouterr().out
+
+
 def test_lesson_6_triggers_a_race_and_names_its_two_rows(lesson, capsys):
     module = lesson("06_offload")
     module.main([])
@@ -124,11 +146,13 @@ def test_lesson_6_triggers_a_race_and_names_its_two_rows(lesson, capsys):
         r"^wait 3: row \d+ \(ALLOC conv3 on compute\) waits for row \d+ \(OFFLOAD conv1 on d2h\)$", shown, re.M
     )
     assert re.search(
-        r"without wait 3 of 12: row \d+ \(ALLOC conv3 .* and row \d+ \(OFFLOAD conv1 .* no wait orders them", shown
+        r"without wait 3 of \d+: row \d+ \(ALLOC conv3 .* and row \d+ \(OFFLOAD conv1 .* no wait orders them", shown
     )
     assert re.search(r"^order \d+ spoils .*conv2\.weight", shown, re.MULTILINE)
     assert re.search(r"^conv1 on host .*\| +A-+A +\|$", shown, re.MULTILINE)
-    module.main(["--wait", "10"])  # a value used before it is back
+    back = re.findall(r"^wait (\d+): row \d+ \(BACKWARD_WEIGHT .* \(PREFETCH ", shown, re.MULTILINE)
+    assert len(back) == 2
+    module.main(["--wait", back[0]])  # a value used before it is back
     assert re.search(r"^order \d+ spoils ", capsys.readouterr().out, re.MULTILINE)
-    with pytest.raises(ValueError, match="--wait 12 is none of the waits; choose 0 to 11"):
-        module.main(["--wait", "12"])
+    with pytest.raises(minidnn.UserError, match=r"--wait 99 is none of the waits; choose 0 to \d+"):
+        module.main(["--wait", "99"])

@@ -72,19 +72,23 @@ def layer(draw: st.DrawFn, g: Graph, made: list[Tensor]) -> Tensor:
 
 @st.composite
 def plans(draw: st.DrawFn, graph: Graph, accumulate: int) -> minidnn.Plan:
-    """Any reuse switches, and any decision for the last layer of every in-place chain."""
+    """Any reuse switches, any decision for the last layer of every in-place chain, any parameters streamed."""
     switch = st.booleans()
     layerwise = draw(st.sampled_from((None, False, True) if accumulate == 1 else (None, False)))
     reuse = minidnn.Reuse(draw(switch), draw(switch), draw(switch), draw(switch), layerwise)
     units = Analysis(graph, precision("fp32")).units()
     ends = [name for name, last in units.items() if name == last]
     decisions = {name: draw(st.sampled_from(Decision)) for name in ends} if draw(st.booleans()) else {}
+    trainable = [node.name for node in graph.nodes if any(p.trainable for p in node.parameters)]
+    some = tuple(name for name in trainable if draw(switch)) if draw(switch) else ()
     return minidnn.Plan(
         decisions,
         reuse,
         lag=draw(st.integers(0, 3)),
         distance=draw(st.integers(0, 6)),
-        memory_centric=draw(st.booleans()),
+        memory_centric=draw(switch),
+        streamed=("*",) if some == tuple(trainable) else some,
+        group_bytes=draw(st.sampled_from((0, 200, 8 << 20))),
     )
 
 

@@ -110,6 +110,18 @@ def test_a_learning_rate_is_that_of_its_step_and_not_of_the_schedule(make: Calla
     assert nets.differing(weights, {name: before[name] for name in weights}) == []
 
 
+@pytest.mark.parametrize("make", nets.NETS.values(), ids=list(nets.NETS))
+def test_a_tail_batch_trains_like_a_step_of_its_size(make: Callable[..., Graph]) -> None:
+    tail, small = (
+        minidnn.compile(make(), optimizer=nets.MOMENTUM, tail=2),
+        minidnn.compile(make(2), optimizer=nets.MOMENTUM),
+    )
+    for number in range(2):
+        x, y = nets.batch(tail.graph, seed=number, samples=2)
+        assert tail.run(x, y).loss == small.run(x, y).loss
+    assert nets.differing(nets.state(tail), nets.state(small)) == []
+
+
 @pytest.mark.parametrize("make", [nets.chain, nets.dense], ids=["without batch norm", "with"])
 def test_accumulated_micro_batches_leave_the_mean_of_their_gradients(make: Callable[..., Graph]) -> None:
     start = minidnn.compile(make(), optimizer=SGD(lr=0.0))
@@ -149,11 +161,15 @@ def test_a_state_has_torchvisions_names_and_layouts() -> None:
     for slot in ("exp_avg", "exp_avg_sq"):
         prefix = f"optimizer.{slot}."
         assert {n.removeprefix(prefix): a.shape for n, a in optimizer.items() if n.startswith(prefix)} == shapes
-    norm = minidnn.compile(nets.residual()).state_dict()
+    trained = minidnn.compile(nets.residual())
+    nets.train(trained, 3)
+    norm = trained.state_dict()
     assert [n for n in norm if n.startswith("stem.bn.")] == [
         f"stem.bn.{key}" for key in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     ]
     assert norm["stem.bn.num_batches_tracked"].shape == () and norm["stem.bn.num_batches_tracked"].dtype == np.int64
+    assert norm["stem.bn.num_batches_tracked"] == 3
+    assert (norm["stem.bn.running_mean"] != 0).all() and (norm["stem.bn.running_var"] != 1).all()
 
 
 def test_columns_behind_a_flattened_map_are_in_channel_height_width_order_in_a_state() -> None:

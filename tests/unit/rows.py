@@ -190,6 +190,66 @@ def chain(depth: int, *, offload_every: int = 0, size: int = 64 * KIB) -> list[L
     return layers
 
 
+def residual(units: int, *, size: int = 64 * KIB) -> list[Layer]:
+    """Bottleneck units: three convolutions with statistics and in-place activations, then an addition; three stages."""
+    layers = [Layer((-1,), size, weight=16 * KIB, workspace=size // 2)]
+    for unit in range(units):
+        begin, wide = len(layers) - 1, size >> (unit * 3 // units)
+        for out in (wide // 4, wide // 4, wide):
+            layers.append(Layer((len(layers) - 1,), out, weight=out // 2, workspace=out))
+            layers.append(Layer((len(layers) - 1,), out, aux=512))
+            layers.append(Layer((len(layers) - 1,), out, in_place=True, reads_x=False, reads_y=True))
+        if layers[begin].out != wide:
+            layers.append(Layer((begin,), wide, weight=8 * KIB, workspace=wide))
+            begin = len(layers) - 1
+            layers.append(Layer((begin - 1, begin), wide, reads_x=False, alias=True))
+        else:
+            layers.append(Layer((len(layers) - 1, begin), wide, reads_x=False, alias=True))
+    return layers
+
+
+def pyramid(*, size: int = 1024 * KIB) -> list[Layer]:
+    """VGG's shape: few huge maps first, halved by pooling, then linear layers with huge weights."""
+    layers: list[Layer] = []
+    for stage in range(5):
+        for _ in range(2 if stage < 2 else 3):
+            out = size >> stage
+            layers.append(Layer((len(layers) - 1,), out, weight=4 * KIB << stage, workspace=out // 3))
+            layers.append(Layer((len(layers) - 1,), out, in_place=True, reads_x=False, reads_y=True))
+        layers.append(Layer((len(layers) - 1,), layers[-1].out // 4, aux=layers[-1].out // 16, reads_x=False))
+    for weight in (4096 * KIB, 640 * KIB, 160 * KIB):
+        layers.append(Layer((len(layers) - 1,), 4 * KIB, weight=weight))
+    return layers
+
+
+def dense(units: int, *, growth: int = 16 * KIB) -> list[Layer]:
+    """Every unit reads the concatenation of all before it."""
+    layers = [Layer((-1,), 2 * growth, weight=8 * KIB, workspace=growth)]
+    parts = [0]
+    for _ in range(units):
+        width = sum(layers[i].out for i in parts)
+        layers.append(Layer(tuple(parts), width, reads_x=False))
+        layers.append(Layer((len(layers) - 1,), width, aux=512))
+        layers.append(Layer((len(layers) - 1,), growth, weight=width // 2, workspace=growth))
+        parts.append(len(layers) - 1)
+    return layers
+
+
+def branches(units: int, *, size: int = 64 * KIB) -> list[Layer]:
+    """Four branches of different width and depth, then a concatenation."""
+    layers = [Layer((-1,), size, weight=8 * KIB, workspace=size)]
+    for unit in range(units):
+        begin, ends = len(layers) - 1, []
+        for depth, out in ((1, size), (2, 2 * size), (2, size // 2), (1, size // 2)):
+            layers.append(Layer((begin,), out // depth, weight=16 * KIB, workspace=(unit % 3) * out // 2))
+            if depth == 2:
+                layers.append(Layer((len(layers) - 1,), out, weight=32 * KIB, workspace=out))
+            layers.append(Layer((len(layers) - 1,), out, in_place=True, reads_x=False, reads_y=True))
+            ends.append(len(layers) - 1)
+        layers.append(Layer(tuple(ends), sum(layers[i].out for i in ends), reads_x=False))
+    return layers
+
+
 def random_rows(seed: int, length: int, *, streams: int = 4, buffers: int = 12) -> list[Instruction]:
     """Rows over few buffers on several streams, every read defined: values, parts of values, in-place results, accumulation."""
     draw = random.Random(seed)

@@ -17,12 +17,12 @@ def cells(text):
 
 
 def small_step():
-    """x -> a -> (b over a) -> loss; a goes to the host and comes back for the gradient."""
+    """x -> a -> (b over a) -> loss; b goes to the host and comes back for the gradient."""
     w = value("w", 1024, persistent=True, role=Role.PARAMETER)
     x, a, g = value("x", role=Role.INPUT), value("a", 2048), value("d_a", 2048, role=Role.GRAD)
     scratch = value("a.workspace", 512, role=Role.WORKSPACE)
     b = a._replace(name="b", content=7)
-    host, back = value("a on host", 2048, space=HOST), value("a", 2048)
+    host, back = value("b on host", 2048, space=HOST), value("b", 2048)
     rows = [
         row("x", [x], op=Op.INPUT, stream=H2D),
         row("a", [a], [x, w], workspace=scratch),
@@ -41,11 +41,11 @@ def test_letters_are_touches_and_dashes_are_waiting():
     lines = cells(lifetime_map(rows, offsets))
     assert lines["row"] == ">FFvF^Bu"
     assert lines["x"] == "XX--X   "
-    assert lines["a>b"] == " AAA AA "  # one line a name: away from the device between v and ^
+    assert lines["a>b"] == " AAA AA "  # one line: away from the device between v and ^
     assert lines["a.workspace"] == " W      "
     assert lines["d_a"] == "      GG"
     assert lines["always"] == "=" * 8
-    assert cells(lifetime_map(rows, offsets, space=HOST))["a"] == "   A-A  "
+    assert cells(lifetime_map(rows, offsets, space=HOST))["b"] == "   A-A  "
 
 
 def test_live_bytes_are_those_of_the_rows_in_tenths_of_the_peak():

@@ -29,11 +29,12 @@ def touched(r: Instruction, offsets: Mapping[Buffer, int]) -> list[tuple[object,
     if r.op is Op.FREE:
         return []
     if r.op is Op.ALLOC:
+        assert r.buffer is not None
         at = offsets[r.buffer]
         return [(r.buffer.space, at, at + r.buffer.footprint, True)]
     operands = [(v, True) for v in r.writes] + [(v, False) for v in r.reads]
     operands += [(r.workspace, True)] if r.workspace else []
-    found = []
+    found: list[tuple[object, int, int, bool]] = []
     for v, writes in operands:
         result = v.buffer.space == RESULT
         at = v.offset + (0 if result else offsets[v.buffer])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidnn.schedule.instruction import D2H, H2D, HOST, Instruction, Op, Wait
+from minidnn.schedule.instruction import D2H, H2D, HOST, Buffer, Instruction, Op, Wait
 from minidnn.schedule.synchronise import synchronise
 from minidnn.schedule.verify import ScheduleError, check, verify
 from tests.unit.rows import alloc, chain, free, part, random_rows, row, training_step, value
@@ -43,11 +44,17 @@ def test_a_right_schedule_has_no_problems() -> None:
 
 
 def without(index: int) -> Callable[[list[Instruction]], None]:
-    return lambda rows: rows.__setitem__(index, row("nothing"))
+    def damage(rows: list[Instruction]) -> None:
+        rows[index] = row("nothing")
+
+    return damage
 
 
-def replaced(index: int, **fields: object) -> Callable[[list[Instruction]], None]:
-    return lambda rows: rows.__setitem__(index, rows[index]._replace(**fields))
+def replaced(index: int, **fields: Any) -> Callable[[list[Instruction]], None]:
+    def damage(rows: list[Instruction]) -> None:
+        rows[index] = rows[index]._replace(**fields)
+
+    return damage
 
 
 @pytest.mark.parametrize(
@@ -67,8 +74,8 @@ def replaced(index: int, **fields: object) -> Callable[[list[Instruction]], None
         ),
         (
             replaced(0, waits=()),
-            "row 0 (ALLOC a on compute) and row 2 (OFFLOAD a on d2h) of the previous run both touch bytes of a that are "
-            "now of a, and no wait orders them",
+            "row 0 (ALLOC a on compute) and row 2 (OFFLOAD a on d2h) of the previous run both touch a, "
+            "and no wait orders them",
         ),
         (
             replaced(4, writes=(A._replace(content=3),), reads=()),
@@ -158,6 +165,34 @@ def test_buffers_that_overlap_or_leave_the_slab_are_named() -> None:
     assert verify(rows, {A.buffer: 0}) == ["row 1 (ALLOC b on compute): b has no offset"]
 
 
+def test_bytes_that_pass_to_another_buffer_must_be_waited_for() -> None:
+    rows = [alloc(A), row("make", [A]), free(A), alloc(B, D2H), free(B, D2H)]
+    assert verify(rows, {A.buffer: 0, B.buffer: 0}) == [
+        f"row 3 (ALLOC b on d2h) and row {index} both touch bytes of a that are now of b, and no wait orders them"
+        for index in ("1 (FORWARD make on compute)",)
+    ]
+    rows[3] = rows[3]._replace(waits=(Wait(0),))
+    assert len(verify(rows, {A.buffer: 0, B.buffer: 0})) == 1
+    rows[3] = rows[3]._replace(waits=(Wait(1),))
+    assert verify(rows, {A.buffer: 0, B.buffer: 0}) == []
+
+
+def test_a_part_that_was_used_elsewhere_binds_only_who_takes_its_bytes() -> None:
+    two = value("two", 1024, content=1)
+    low, high = part(two, 0, 512), part(two, 512, 1024)
+    taker = value("taker")
+    rows = [
+        alloc(two),
+        row("low", [low]),
+        row("high", [high], stream=H2D)._replace(waits=(Wait(0),)),
+        free(two),
+        alloc(taker),
+        free(taker),
+    ]
+    assert verify(rows, {two.buffer: 0, taker.buffer: 0}) == []
+    assert len(verify(rows, {two.buffer: 0, taker.buffer: 512})) == 1
+
+
 def test_a_persistent_buffer_is_always_resident() -> None:
     w = value("w", persistent=True)
     rows = [alloc(A), free(A)]
@@ -196,7 +231,7 @@ def test_the_passes_make_right_schedules_and_no_wait_can_be_left_out(
     assert_every_wait_is_missed(ordered, offsets, wraps=wraps)
 
 
-def assert_every_wait_is_missed(ordered: list[Instruction], offsets: dict, *, wraps: bool) -> int:
+def assert_every_wait_is_missed(ordered: list[Instruction], offsets: Mapping[Buffer, int], *, wraps: bool) -> int:
     count = 0
     for index, r in enumerate(ordered):
         for wait in r.waits:

@@ -45,7 +45,7 @@ function drawWaterfall(report) {
 function drawResidents(report, view) {
   const peak = view.data.peak_row, alive = view.alive(peak), total = view.data.peak_bytes;
   $("peak-text").textContent = `${bytes(total)} (${whole(total)} bytes) in ${plural(alive.length, "buffer")} while row ${whole(peak)} runs: ${view.rowText(peak)}. `
-    + `The slab reserves ${bytes(view.data.reserved_bytes)}${view.data.reserved_bytes > total ? `, ${bytes(view.data.reserved_bytes - total)} more: gaps between buffers` : ""}.`;
+    + `The slab reserves ${bytes(view.data.reserved_bytes)}${view.data.reserved_bytes > total ? `, ${bytes(view.data.reserved_bytes - total)} more: gaps between buffers, and what evaluation and other schedules need` : ""}.`;
   const event = view.device.eventOf(peak);
   const roles = view.device.names.map((name, k) => [name, view.device.series[k][event] * report.block, categoryColour(name)]).sort((a, b) => b[1] - a[1]);
   $("peak-roles").replaceChildren(stacked(roles, total), el("div", { class: "legend" },

@@ -41,6 +41,7 @@ function seconds(ns) {
   if (size < 1e9) return (ns / 1e6).toFixed(size < 1e7 ? 3 : size < 1e8 ? 2 : 1) + " ms";
   return (ns / 1e9).toFixed(3) + " s";
 }
+const tickSeconds = (ns) => (ns === 0 ? "0" : seconds(ns).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " ").replace("-", "−"));
 const percent = (part, all) => (all ? (100 * part / all).toFixed(part && part < all / 100 ? 2 : 1) : "0") + " %";
 
 // Round numbers of a scale: at most `count` of them, in steps of 1, 2 or 5 (or powers of two, for bytes).
@@ -341,14 +342,14 @@ function axisX(board, c, y, format, title, count) {
   c.fillText(title, board.width - board.right, y + 13);
 }
 
-function horizontal(board, c, y, colour, text, dash, above = true) {
+function horizontal(board, c, y, colour, text, dash, side = "right") {
   c.save();
   c.strokeStyle = colour;
   c.setLineDash(dash);
   c.lineWidth = 1.5;
   c.beginPath(); c.moveTo(board.left, y); c.lineTo(board.width - board.right, y); c.stroke();
   c.restore();
-  if (text) label(c, text, board.width - board.right - 4, y + (above ? -8 : 9), colour, "right");
+  if (text) label(c, text, side === "right" ? board.width - board.right - 4 : board.left + 5, y + 9, colour, side);
 }
 
 // Text on a ground of its own, so that it can be read on anything.

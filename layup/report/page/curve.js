@@ -1,6 +1,6 @@
 // Budget curve: predicted step time of every policy over the budget.
 
-const POLICY_STYLES = [ // colour, dash; `auto` is drawn last and widest
+const POLICY_STYLES = [ // colour, dash; `auto` lies under the others, in a broad line
   ["weight", []], ["gradient", []], ["input", []], ["weight-gradient", []], ["optimizer", []], ["workspace", []],
   ["weight", [6, 3]], ["gradient", [6, 3]], ["input", [6, 3]], ["optimizer", [6, 3]],
 ];
@@ -16,9 +16,9 @@ class Curve {
       $("curve-table").parentElement.hidden = true;
       return;
     }
-    const names = [...new Set(curve.rows.map((row) => row.policy))].sort((a, b) => (a === "auto") - (b === "auto"));
+    const names = [...new Set(curve.rows.map((row) => row.policy))].sort((a, b) => (b === "auto") - (a === "auto"));
     this.policies = names.map((name, k) => ({
-      name, style: name === "auto" ? ["ink", []] : POLICY_STYLES[k % POLICY_STYLES.length],
+      name, style: name === "auto" ? ["faint", []] : POLICY_STYLES[k % POLICY_STYLES.length],
       points: this.points(curve.rows.filter((row) => row.policy === name && row.fits)),
     }));
     const drawn = this.policies.flatMap((policy) => policy.points);
@@ -64,7 +64,7 @@ class Curve {
     const top = 16, bottom = board.height - 30, width = board.width - board.right;
     board.bandY = [top, bottom];
     c.textAlign = "right";
-    axisY(board, c, top, bottom, ...board.viewY, seconds, 6, false);
+    axisY(board, c, top, bottom, ...board.viewY, tickSeconds, 6, false);
     c.save();
     c.beginPath(); c.rect(board.left, top - 8, width - board.left, bottom - top + 8); c.clip();
     const edge = board.x(this.minimum);
@@ -86,7 +86,7 @@ class Curve {
     }
     for (const { name, style, points } of this.policies) {
       c.strokeStyle = c.fillStyle = palette[style[0]];
-      c.lineWidth = name === "auto" ? 2.5 : 1.5;
+      c.lineWidth = name === "auto" ? 5 : 2;
       c.setLineDash(style[1]);
       c.beginPath();
       points.forEach((point, k) => {
@@ -97,7 +97,7 @@ class Curve {
       if (points.length) c.lineTo(board.x(this.high), board.y(points[points.length - 1].step));
       c.stroke();
       c.setLineDash([]);
-      for (const point of points) { c.beginPath(); c.arc(board.x(point.memory), board.y(point.step), name === "auto" ? 4.5 : 3.5, 0, 7); c.fill(); }
+      for (const point of points) { c.beginPath(); c.arc(board.x(point.memory), board.y(point.step), name === "auto" ? 6 : 4, 0, 7); c.fill(); }
     }
     c.strokeStyle = palette.ink;
     c.lineWidth = 2;
@@ -110,7 +110,7 @@ class Curve {
       c.fillRect(Math.round(board.x(tick)), bottom, 1, 5);
       c.fillStyle = palette.soft;
       c.textAlign = "center";
-      if (board.x(tick) < width - 130) c.fillText(roundBytes(tick), board.x(tick), bottom + 15);
+      if (board.x(tick) < width - 175) c.fillText(roundBytes(tick), board.x(tick), bottom + 15);
     }
     c.textAlign = "right";
     c.fillStyle = palette.soft;
@@ -138,7 +138,7 @@ class Curve {
   table(rows) {
     const budgets = [...new Set(rows.map((row) => row.memory_bytes))].sort((a, b) => b - a);
     const head = el("tr", {}, el("th", { class: "text" }, "step time under a budget of"), ...budgets.map((budget) => el("th", {}, bytes(budget))));
-    const body = el("tbody", {}, ...[...this.policies].reverse().map(({ name }) => el("tr", {}, el("td", { class: "text" }, name), ...budgets.map((budget) => {
+    const body = el("tbody", {}, ...this.policies.map(({ name }) => el("tr", {}, el("td", { class: "text" }, name), ...budgets.map((budget) => {
       const row = rows.find((candidate) => candidate.policy === name && candidate.memory_bytes === budget);
       return row && row.fits ? el("td", {}, seconds(row.step_seconds * 1e9)) : el("td", { class: "none" }, "does not fit");
     }))));

@@ -135,14 +135,14 @@ class Lifetimes {
 
   height(width) {
     const top = $("lifetimes-chart").getBoundingClientRect().top + scrollY;
-    const height = Math.max(420, Math.min(900, innerHeight - top - 46));
+    const height = Math.max(420, Math.min(900, innerHeight - top - 52));
     $("lifetimes-details").style.maxHeight = width > 640 && innerWidth > 1000 ? height + "px" : "";
     return height;
   }
 
   layout(board) {
     const host = this.view.pinned.events ? Math.round(board.height * 0.15) : 0;
-    const strip = 9, axis = 24, links = 24, gap = 20;
+    const strip = 9, axis = 24, links = 28, gap = 26;
     const curve = Math.round((board.height - host - strip - axis - links - 2 * gap) * 0.27);
     const p = {};
     p.curve = [gap, gap + curve];
@@ -164,7 +164,7 @@ class Lifetimes {
     const title = (text, y) => { c.fillStyle = palette.ink; c.font = "600 12px " + css("sans"); c.textAlign = "left"; c.fillText(text, 8, y); c.font = "12px " + css("sans"); };
     title("Bytes alive", p.curve[0] - 10);
     title("Slab, by address", p.slab[0] - 10);
-    title("Pinned host memory", p.links[0] + 12);
+    title("Pinned", p.links[0] + 15);
     const size = (blocks) => roundBytes(blocks * this.report.block);
     axisY(board, c, ...p.curve, 0, this.top / this.report.block, size, 3);
     axisY(board, c, ...p.slab, ...board.viewY, size, 7);
@@ -180,7 +180,7 @@ class Lifetimes {
     c.restore();
     this.drawLimits(board, c, p);
     this.drawCursor(board, c, p);
-    const text = this.mode === "row" ? whole : seconds;
+    const text = this.mode === "row" ? whole : tickSeconds;
     axisX(board, c, p.axis, text, this.mode === "row" ? "row of the step" : "predicted time at which compute is there", Math.max(3, board.width / 130));
   }
 
@@ -213,7 +213,8 @@ class Lifetimes {
         base[k] += value;
       }
     };
-    space.names.forEach((name, k) => fill(space.series[k], palette[categoryColour(name)]));
+    if (this.colouring === "role") space.names.forEach((name, k) => fill(space.series[k], palette[categoryColour(name)]));
+    else fill(space.counter, palette.plain);
     c.strokeStyle = palette.ink;
     c.lineWidth = 1;
     c.beginPath();
@@ -268,7 +269,7 @@ class Lifetimes {
           c.fillStyle = inkOn(colour);
           c.textAlign = "left";
           const from = Math.max(x, board.left), room = Math.min(x + w, board.width - board.right) - from - 8;
-          if (room > 30) c.fillText(clipped(c, view.name(i), room), from + 4, Math.min(Math.max(y, band[0]) + h / 2, y + h / 2));
+          if (room > 30) c.fillText(clipped(c, view.name(i), room), from + 4, (Math.max(y, band[0]) + Math.min(y + h, band[1])) / 2);
         }
         if (related.has(i)) chosen.push([x, y, w, h, band]);
       }
@@ -327,14 +328,15 @@ class Lifetimes {
 
   drawLimits(board, c, p) {
     const view = this.view, block = this.report.block, inCurve = (n) => p.curve[1] - n / this.top * (p.curve[1] - p.curve[0]);
-    const lines = [[view.data.reserved_bytes, palette.soft, "reserved " + bytes(view.data.reserved_bytes), [5, 4], false]];
-    if (this.report.memory_bytes) lines.push([this.report.memory_bytes, palette.bad, "budget " + bytes(this.report.memory_bytes), [], true]);
-    if (this.which === "naive") lines.push([this.views.plan.data.reserved_bytes, palette.accent, "this plan reserves " + bytes(this.views.plan.data.reserved_bytes), [2, 3], true]);
-    for (const [n, colour, text, dash, above] of lines) {
+    const named = (text, n) => text + " " + bytes(n), here = this.views.plan.data.reserved_bytes, budget = this.report.memory_bytes;
+    const lines = [[view.data.reserved_bytes, palette.soft, named("reserved", view.data.reserved_bytes), [5, 4], "right"]];
+    if (budget) lines.push([budget, palette.bad, named("budget", budget), [], "left"]);
+    if (this.which === "naive") lines.push([here, palette.accent, named("this plan reserves", here), [2, 3], "right"]);
+    for (const [n, colour, text, dash, side] of lines) {
       if (n > this.top) continue;
       horizontal(board, c, inCurve(n), colour, "", dash);
       const y = board.y(n / block);
-      if (y >= p.slab[0] - 1 && y <= p.slab[1]) horizontal(board, c, y, colour, text, dash, above && y > p.slab[0] + 14);
+      if (y >= p.slab[0] - 1 && y <= p.slab[1]) horizontal(board, c, y, colour, text, dash, side);
     }
   }
 
@@ -489,8 +491,12 @@ class Lifetimes {
     const parts = [el("h3", {}, `${heading}: ${bytes(total)} in ${plural(alive.length, "buffer")}`),
       el("p", {}, `row ${whole(row)}: ${view.rowText(row)}`)];
     const event = view.device.eventOf(row);
-    parts.push(stacked(view.device.names.map((name, k) => [name, event < 0 ? 0 : view.device.series[k][event] * block, categoryColour(name)]), total));
-    const largest = alive.slice(0, 10).map((i) => [view.name(i), view.blocks[i] * block, categoryColour(view.category[i]), view.bornBy(i) === "RECOMPUTE"]);
+    const byRole = this.colouring === "role";
+    const shares = byRole ? view.device.names.map((name, k) => [name, event < 0 ? 0 : view.device.series[k][event] * block, categoryColour(name)])
+      : this.report.decisions.map((name) => [name || "no decision", alive.filter((i) => view.decision[i] === name).reduce((sum, i) => sum + view.blocks[i] * block, 0), DECISION_COLOURS[name]]);
+    parts.push(stacked(shares, total));
+    const largest = alive.slice(0, 10).map((i) => [view.name(i), view.blocks[i] * block,
+      byRole ? categoryColour(view.category[i]) : DECISION_COLOURS[view.decision[i]], byRole ? view.bornBy(i) === "RECOMPUTE" : view.decision[i] === "recompute"]);
     parts.push(barList(largest, largest.length ? largest[0][1] : 1));
     const rest = alive.slice(10).reduce((sum, i) => sum + view.blocks[i] * block, 0);
     if (rest) parts.push(el("p", {}, `and ${plural(alive.length - 10, "smaller buffer")}: ${bytes(rest)}`));

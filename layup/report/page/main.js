@@ -16,12 +16,12 @@ function header(report, view) {
   $("title").textContent = report.title;
   $("subtitle").textContent = report.subtitle;
   const data = view.data, figures = [
-    ["peak", bytes(data.peak_bytes), ""],
+    ["peak", bytes(report.peak_bytes), report.peak_bytes === data.peak_bytes ? "" : `training ${bytes(data.peak_bytes)}`],
     ["reserved", bytes(report.reserved_bytes), report.keep_bytes ? `${(100 * report.reserved_bytes / report.keep_bytes).toFixed(1)} % of keep` : ""],
-    ["budget", report.memory_bytes ? bytes(report.memory_bytes) : "none", report.memory_bytes ? (report.memory_bytes < report.reserved_bytes ? "does not fit" : `${bytes(report.memory_bytes - report.reserved_bytes)} to spare`) : ""],
+    ["budget", report.memory_bytes ? bytes(report.memory_bytes) : "none", report.memory_bytes && report.memory_bytes < report.reserved_bytes ? "does not fit" : ""],
     ["pinned host", bytes(report.host_bytes), ""],
     ["predicted step", seconds(data.step_ns), report.keep_step_ns ? `${((data.step_ns / report.keep_step_ns - 1) * 100).toFixed(1)} % over keep` : ""],
-    ["offloaded a step", report.offloaded_bytes ? bytes(report.offloaded_bytes) : "nothing", ""],
+    ["offloaded", report.offloaded_bytes ? bytes(report.offloaded_bytes) : "nothing", ""],
     ["recomputed", report.recompute_fraction ? percent(report.recompute_fraction, 1) : "nothing", report.recompute_fraction ? "of forward" : ""],
   ];
   if (report.measured_peak_bytes != null) {

@@ -13,7 +13,7 @@ class Streams {
     this.showWaits = true;
     this.findWaits();
     this.board = new Board($("streams-chart"), "Streams of one step by predicted time", this);
-    this.board.left = 98;
+    this.board.left = 122;
     const starts = view.start.reduce((a, b) => Math.min(a, b), 0), ends = view.end.reduce((a, b) => Math.max(a, b), 1);
     this.board.closest = Math.max((ends - starts) / 2e5, 100);
     this.board.setFull(starts, ends);
@@ -104,7 +104,7 @@ class Streams {
     c.fillStyle = palette.soft;
     c.textAlign = "left";
     if (zero >= board.left && zero < width - 100) c.fillText("the step before ends", zero + 4, 12);
-    axisX(board, c, board.height - 26, seconds, "predicted time", Math.max(3, board.width / 150));
+    axisX(board, c, board.height - 26, tickSeconds, "predicted time", Math.max(3, board.width / 150));
   }
 
   drawWaits(board, c, tall) {
@@ -149,10 +149,10 @@ class Streams {
     c.globalAlpha = 1;
     const lines = [[view.data.reserved_bytes, palette.soft, "reserved", [5, 4]]];
     if (this.report.memory_bytes) lines.push([this.report.memory_bytes, palette.bad, "budget", []]);
-    for (const [n, colour, text, dash] of lines) if (n / this.report.block < most) horizontal(board, c, y(n / this.report.block), colour, text, dash, false);
+    for (const [n, colour, text, dash] of lines) if (n / this.report.block < most) horizontal(board, c, y(n / this.report.block), colour, text, dash, text === "budget" ? "left" : "right");
     c.fillStyle = palette.ink;
     c.textAlign = "left";
-    label(c, "bytes alive", board.left + 6, top + 10, palette.soft);
+    label(c, "bytes alive", board.left + 6, bottom - 11, palette.soft);
   }
 
   rowAt(px, py) {

@@ -1,0 +1,219 @@
+"""Strategies, a pass: rows that turn each rank's gradients into the same new weights on all ranks.
+
+Lowering leaves the gradients of this rank's samples in flat strips. This pass adds the exchange on stream ``comm``, and the
+update. With three ranks, rank 0 and ``ring``, where w and g are cut into three shards::
+
+    SEND    g[2] to 1    RECV  from 2    ADD  g[1]        reduce-scatter: after 2 ring steps g[0] is the sum over all ranks
+    SEND    g[1] to 1    RECV  from 2    ADD  g[0]
+    UPDATE  w[0] by g[0]                                  only rank 0 has the momentum of this shard
+    SEND    w[0] to 1    RECV  w[2] from 2                all-gather: 2 more ring steps
+    SEND    w[2] to 1    RECV  w[1] from 2
+
+``ring_delayed`` does this with the gradients of the step *before*, from the weights in use into their twin, while forward
+and backward run: W(t+1) = W(t) - lr * mean g(W(t-1)). Its schedules (A, B the two weights, 0, 1 the two gradients)::
+
+    first        compute A -> 0                           train        compute A -> 1, exchange 0: A -> B
+    flush        exchange 0: A -> A                       train_other  compute B -> 0, exchange 1: B -> A
+    warmup       compute A -> 0, then exchange 0: A -> A  flush_other  exchange 1: B -> A
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+from minidnn.schedule.flats import Line, Strip, cuts, sources, target
+from minidnn.schedule.instruction import COMM, COMPUTE, Buffer, Instruction, Op, Value
+from minidnn.schedule.persistent import Persistent
+
+
+class Phase(StrEnum):
+    """Which of the two weights and gradients are used for what, see the module. Strategies without delay know one phase."""
+
+    TRAIN = "train"
+    OTHER = "train_other"
+    WARMUP = "warmup"
+    FLUSH = "flush"
+    FLUSH_OTHER = "flush_other"
+
+
+def exchange(rows: Sequence[Instruction], persistent: Persistent, phase: Phase) -> list[Instruction]:
+    """Return the rows of a training step with exchange and update. O(rows + ranks * dtypes)."""
+    ranks = persistent.ranks
+    assert ranks is not None
+    builder = _Builder(persistent)
+    if ranks.strategy.name == "all_reduce":
+        return builder.all_reduce(rows)
+    if ranks.strategy.rooted:
+        builder.rooted()
+        return [*rows, *builder.rows]
+    delayed = ranks.strategy.delayed and phase is not Phase.WARMUP
+    for line in persistent.lines:
+        second, other = line.other_gradients or line.gradients, line.other_weights or line.weights
+        if not delayed or phase is Phase.FLUSH:
+            builder.ring(line, line.gradients, line.weights, line.weights)
+        elif phase is Phase.TRAIN:
+            builder.ring(line, line.gradients, line.weights, other)
+        else:
+            builder.ring(line, second, other, line.weights)
+    if not delayed:
+        return [*rows, *builder.rows]
+    moved = {
+        Phase.TRAIN: [(line.gradients, line.other_gradients) for line in persistent.lines],
+        Phase.OTHER: [(line.weights, line.other_weights) for line in persistent.lines],
+    }.get(phase, [])
+    rows = _moved(rows, {a.buffer: b.buffer for a, b in moved if b is not None})
+    at = 1 + next(i for i, row in enumerate(rows) if row.target == "constants")  # the update reads this step's scalars
+    return [*rows[:at], *builder.rows, *rows[at:]]
+
+
+def _moved(rows: Sequence[Instruction], to: dict[Buffer, Buffer]) -> list[Instruction]:
+    """The rows on the twins of their strips."""
+
+    def moved(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple([v._replace(buffer=to[v.buffer], name=f"other {v.name}") if v.buffer in to else v for v in values])
+
+    if not to:
+        return list(rows)
+    return [row._replace(writes=moved(row.writes), reads=moved(row.reads)) for row in rows]
+
+
+class _Builder:
+    """Rows of exchange and update under construction."""
+
+    def __init__(self, persistent: Persistent) -> None:
+        assert persistent.ranks is not None
+        self.persistent, self.ranks = persistent, persistent.ranks
+        self.rank, self.size = self.ranks.rank, self.ranks.size
+        self.collective = self.ranks.strategy.implementation == "nccl"
+        self.rows: list[Instruction] = []
+
+    # -- rows -------------------------------------------------------------------------------------------------------
+    def append(self, op: Op, value: Value, kernel: str, writes: Any, reads: Any, peer: int | None = None) -> None:
+        """A row on the ``comm`` stream, named after what it moves."""
+        attrs: dict[str, Any] = {} if op is Op.ADD else {"ranks": self.size}
+        attrs |= {} if peer is None else {"peer": peer}
+        self.rows.append(Instruction(op, value.name, kernel, tuple(writes), tuple(reads), attrs=attrs, stream=COMM))
+
+    def ring_step(self, outgoing: Value, incoming: Value) -> None:
+        """Send to the next rank, receive from the one before. RECV reads what is sent: until then it must not change."""
+        kept = (outgoing,) if outgoing.spec.size else ()
+        if kept:
+            self.append(Op.SEND, outgoing, "post", (), kept, (self.rank + 1) % self.size)
+        if incoming.spec.size:
+            self.append(Op.RECV, incoming, "recv", (incoming,), kept, (self.rank - 1) % self.size)
+        elif kept:  # nothing comes in, but the step ends all the same
+            self.append(Op.RECV, outgoing, "settle", (), kept)
+
+    def add(self, total: Value, incoming: Value) -> None:
+        """Add what came in."""
+        if total.spec.size:
+            self.append(Op.ADD, total, "add_forward", (total,), (total, incoming))
+
+    def reduce_scatter(self, line: Line, strip: Strip, begin: int, end: int) -> list[Value]:
+        """Ring steps after which part ``rank`` of a range is the sum over all ranks. Returns the parts."""
+        parts = [strip.part(b, e, f"[{k}]") for k, (b, e) in enumerate(cuts(begin, end, self.size))]
+        for step in range(self.size - 1):
+            assert line.incoming is not None
+            total = parts[(self.rank - step - 2) % self.size]
+            incoming = line.incoming.part(0, total.spec.size)
+            self.ring_step(parts[(self.rank - step - 1) % self.size], incoming)
+            self.add(total, incoming)
+        return parts
+
+    def all_gather(self, parts: Sequence[Value]) -> None:
+        """Ring steps that carry every rank's part to all ranks."""
+        for step in range(self.size - 1):
+            self.ring_step(parts[(self.rank - step) % self.size], parts[(self.rank - step - 1) % self.size])
+
+    def update(self, line: Line, gradients: Strip, source: Strip, target: Strip, stream: str) -> None:
+        """Update the elements that this rank owns: from one weight strip into another, or in place."""
+        p, (begin, end) = self.persistent, line.owned
+        if begin == end:
+            return
+        optimizer, slots = p.optimizer, dict(line.slots)
+        weight, narrow = target.part(begin, end, ".own"), slots.pop("master", None)
+        if narrow is None and source is not target:
+            old = source.part(begin, end, ".own")
+            self.rows.append(Instruction(Op.UPDATE, weight.name, "convert", (weight,), (old,), stream=stream))
+        master = weight if narrow is None else narrow.whole
+        writes = (master, *(slots[slot].whole for slot in optimizer.slots))
+        reads = (gradients.part(begin, end, ".own"), p.scalars)
+        row = Instruction(Op.UPDATE, weight.name, optimizer.kernel, writes, reads, attrs=optimizer.attrs, stream=stream)
+        self.rows.append(row._replace(accumulates=True))
+        if narrow is not None:
+            self.rows.append(Instruction(Op.UPDATE, weight.name, "convert", (weight,), (master,), stream=stream))
+
+    # -- strategies -------------------------------------------------------------------------------------------------
+    def ring(self, line: Line, gradients: Strip, source: Strip, target: Strip) -> None:
+        """Reduce-scatter of the gradients, update of the own shard, all-gather of the weights."""
+        begin, end = line.owned
+        if self.collective and self.size > 1:
+            own = gradients.part(begin, end, ".own")
+            self.append(Op.REDUCE_SCATTER, gradients.whole, "reduce_scatter", (own,), (gradients.whole,))
+        else:
+            self.reduce_scatter(line, gradients, 0, line.size)
+        self.update(line, gradients, source, target, COMM)
+        if self.collective and self.size > 1:
+            own = target.part(begin, end, ".own")
+            self.append(Op.ALL_GATHER, target.whole, "all_gather", (target.whole,), (own,))
+        else:
+            self.all_gather([target.part(b, e, f"[{k}]") for k, (b, e) in enumerate(cuts(0, line.size, self.size))])
+
+    def rooted(self) -> None:
+        """Gradients go up to rank 0, which alone updates; the weights come down again the same way."""
+        parent, children = target(self.ranks), sources(self.ranks)
+        for line in self.persistent.lines:
+            gradients, weights = line.gradients.whole, line.weights.whole
+            for child in children:
+                assert line.incoming is not None
+                self.append(Op.RECV, line.incoming.whole, "recv", (line.incoming.whole,), (), child)
+                self.add(gradients, line.incoming.whole)
+            if parent is not None:
+                self.append(Op.SEND, gradients, "send", (), (gradients,), parent)
+                self.append(Op.RECV, weights, "recv", (weights,), (), parent)
+            self.update(line, line.gradients, line.weights, line.weights, COMM)
+            for child in reversed(children):
+                self.append(Op.SEND, weights, "send", (), (weights,), child)
+
+    def all_reduce(self, rows: Sequence[Instruction]) -> list[Instruction]:
+        """Sum the gradients bucket by bucket, each as soon as backward has made the last of it; then update everything."""
+        written: dict[tuple[Buffer, int], int] = {}  # (strip, begin of a layer in bytes) -> last row that writes it
+        for index, row in enumerate(rows):
+            for value in row.writes:
+                if value.buffer.persistent:
+                    written[value.buffer, value.offset] = index
+        after: dict[int, list[Instruction]] = {}
+        for line in self.persistent.lines:
+            for begin, end in self._buckets(line):
+                strip = line.gradients
+                low, high = (strip.part(0, at).spec.nbytes for at in (begin, end))
+                last = max(at for (b, offset), at in written.items() if b is strip.buffer and low <= offset < high)
+                self.rows = []
+                whole = strip.part(begin, end, f"[{begin}:{end}]")
+                if self.size == 1:
+                    continue
+                if self.collective:
+                    self.append(Op.ALL_REDUCE, whole, "all_reduce", (whole,), (whole,))
+                else:
+                    self.all_gather(self.reduce_scatter(line, strip, begin, end))
+                after.setdefault(last, []).extend(self.rows)
+        self.rows = []
+        for line in self.persistent.lines:
+            self.update(line, line.gradients, line.weights, line.weights, COMPUTE)
+        merged: list[Instruction] = []
+        for index, row in enumerate(rows):
+            merged.append(row)
+            merged += after.get(index, ())
+        return merged + self.rows
+
+    def _buckets(self, line: Line) -> list[tuple[int, int]]:
+        """Ranges of a line of at least ``bucket_bytes``, from its end, where backward begins; they cover all of it."""
+        buckets, end = [], line.size
+        for begin, _ in reversed(line.places.values()):
+            nbytes = line.gradients.part(begin, end).spec.nbytes
+            if nbytes >= self.ranks.strategy.bucket_bytes or begin == 0:
+                buckets.append((begin, end))
+                end = begin
+        return buckets
