@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from layup.context import Context
+from layup.paused import paused_collector
 from layup.planned import Planned, planned
 from layup.planner import Planner
 from layup.refusal import refuse
@@ -50,8 +51,9 @@ def plan(
         DoesNotFit: no plan of the policy fits; the message names what would.
         UserError: anything else that cannot be done as asked, in one sentence.
     """
-    planner = _planner(graph, policy, cost, host_memory, theta, streamed, same)
-    return _choose(planner, memory)
+    with paused_collector():
+        planner = _planner(graph, policy, cost, host_memory, theta, streamed, same)
+        return _choose(planner, memory)
 
 
 def compile(
@@ -68,8 +70,9 @@ def compile(
 
     Raises DoesNotFit and UserError as ``plan`` does; nothing was allocated then.
     """
-    planner = _planner(graph, policy, cost, host_memory, theta, streamed, same)
-    chosen = _choose(planner, memory)
+    with paused_collector():
+        planner = _planner(graph, policy, cost, host_memory, theta, streamed, same)
+        chosen = _choose(planner, memory)
     return planner.context.request.step(chosen.plan, chosen.program, chosen.memory)
 
 
@@ -86,8 +89,9 @@ def minimum_memory(
 
     Raises DoesNotFit if the host budget alone cannot be kept.
     """
-    planner = _planner(graph, policy, cost, host_memory, theta, streamed, same)
-    smallest = planner.smallest(planner.context.host_memory)
+    with paused_collector():
+        planner = _planner(graph, policy, cost, host_memory, theta, streamed, same)
+        smallest = planner.smallest(planner.context.host_memory)
     if smallest is None:
         raise refuse(planner, None, planner.context.host_memory)
     return smallest.program.reserved_bytes
@@ -149,4 +153,4 @@ def _choose(planner: Planner, memory: int | str | None) -> Planned:
     if chosen is None:
         raise refuse(planner, budget, context.host_memory)
     looked_at = [planner.keep] if chosen is planner.keep else planner.candidates
-    return planned(context, chosen, looked_at, planner.keep, budget)
+    return planned(context, chosen, looked_at, budget)

@@ -30,8 +30,8 @@ SMALLEST_OFFLOAD = 32 << 10
 WINDOWS = (0.0, 0.5, 1.0, 2.0, math.inf)
 SLACKS = (1.0, 0.5, 0.0)
 TARGETS = 32
-_EFFORT = 2_000_000  # of estimates: units times their number
-_STEPS = (16, 24)
+_EFFORT = 600_000  # of estimates: units times their number
+_NEAR = 1.001  # a candidate so little faster is not worth more bytes
 
 
 class Point(NamedTuple):
@@ -84,14 +84,14 @@ class _Search:
         ordered = sorted(self.points.values(), key=lambda p: (p.found.peak_bytes, p.found.seconds))
         best, front = math.inf, []
         for point in ordered:
-            if point.found.seconds < best:
+            if point.found.seconds * _NEAR < best:
                 best = point.found.seconds
                 front.append(point)
         return _thin(front[::-1], 2 * TARGETS)
 
     # -- families ---------------------------------------------------------------------------------------------------
     def families(self) -> Iterator[tuple[Decisions, float]]:
-        """Decisions and timings, the extremes first."""
+        """Decisions and timings, the extremes first. A very deep net gets fewer, since one estimate takes longer."""
         units = self.costs.units
         default = [KEEP if unit.stored else RECOMPUTE for unit in units]
         everything = [OFFLOAD if unit.stored else RECOMPUTE for unit in units]
@@ -99,14 +99,16 @@ class _Search:
         for slack in SLACKS:
             yield everything, slack
         coarse = len(units) > 1500
-        windows = (1.0, 0.0, math.inf) if coarse else WINDOWS
-        prefixes = 6 if coarse else _STEPS[0]
-        for window, step in product(windows, range(prefixes, 0, -1)):
+        prefixes = 6 if coarse else 16
+        for window, step in product((1.0, 0.0, math.inf) if coarse else WINDOWS, range(prefixes, 0, -1)):
             order = self._order(window)
             total = sum(unit.footprint for unit, _ in order)
-            for decisions in self._prefix(default, order, total * step / prefixes):
-                moving = OFFLOAD in decisions
-                for slack in SLACKS if moving else (1.0,):
+            whole = step == prefixes
+            for decisions in self._prefix(
+                default, order, total * step / prefixes, 8 if coarse else 2, 4 if coarse else 2
+            ):
+                slacks = SLACKS if OFFLOAD in decisions and (whole or not coarse) else SLACKS[:1]
+                for slack in slacks:
                     yield decisions, slack
 
     def _order(self, window: float) -> list[tuple[Unit, Decision]]:
@@ -119,9 +121,9 @@ class _Search:
         return [*first, *((unit, RECOMPUTE) for unit in rest)]
 
     def _prefix(
-        self, default: Decisions, order: list[tuple[Unit, Decision]], nbytes: float
+        self, default: Decisions, order: list[tuple[Unit, Decision]], nbytes: float, parts: int, factor: int
     ) -> Iterator[list[Decision]]:
-        """The plan that evicts the first ``nbytes`` of the order, and its variants with cuts."""
+        """The plan that evicts the first ``nbytes`` of the order, and what cuts into ``parts``, times ``factor`` ... make of it."""
         decisions = list(default)
         size = 0
         for unit, decision in order:
@@ -134,12 +136,11 @@ class _Search:
         dropped = {unit.number for unit in self.costs.units if remade[unit.number] >= 0}
         total = sum(self.costs.units[i].footprint for i in dropped)
         largest = max((self.costs.units[i].footprint for i in dropped), default=0)
-        parts = 2
         while dropped and total / parts > largest:
             stored = checkpoints(self.costs, total / parts, self.cuts, dropped)
-            for how in (KEEP, OFFLOAD):
+            for how in (OFFLOAD, KEEP) if self.context.offload_bytes else (KEEP,):
                 yield [how if i in stored and d is RECOMPUTE else d for i, d in enumerate(decisions)]
-            parts *= 2
+            parts *= factor
 
     # -- polish -----------------------------------------------------------------------------------------------------
     def polish(self) -> None:

@@ -95,7 +95,7 @@ class Costs:
         out_seconds, back_seconds, first_readers, last_readers: by key.
         around: by position (N forward, then N backward, last node first): bytes alive besides the keys: parameters,
             gradients, workspaces, the batch.
-        step_seconds: compute time of a step under ``keep``.
+        step_seconds, peak_bytes: compute time of a step under ``keep``, and most bytes alive.
     """
 
     def __init__(self, analysis: Analysis, rows: list[Instruction], base_bytes: int, gpu: Profile) -> None:
@@ -122,6 +122,7 @@ class Costs:
         self.back_seconds = [gpu.copy_seconds(key.nbytes, "h2d") for key in self.keys]
         self.layers = tuple(self._layer(node) for node in nodes)
         self.step_seconds = sum(self.forward_seconds) + sum(self.backward_seconds)
+        self.peak_bytes = max(self._alive)
         self.around: NDArray[np.int64] = np.array(self._alive, np.int64) - self._keys_alive()
 
     def position(self, backward_node: int) -> int:

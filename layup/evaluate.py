@@ -10,15 +10,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 from layup.context import Context
-from layup.estimate import KEEP, OFFLOAD, clock, needs
-from minidnn.schedule.instruction import HOST
-from minidnn.schedule.plan import Plan, Reuse
+from layup.estimate import KEEP, OFFLOAD, Estimate, clock, needs
+from minidnn.schedule.instruction import HOST, Instruction
+from minidnn.schedule.plan import Plan
 from minidnn.schedule.program import Program, Schedule, build_schedule
 from minidnn.schedule.simulate import MemoryProfile, live_curve
 
 
 class Bounds(NamedTuple):
-    """No run of the plan takes less."""
+    """No run of the plan takes less: the compute stream alone, or a link alone; what is kept, at the end of forward."""
 
     seconds: float
     peak_bytes: int
@@ -27,18 +27,17 @@ class Bounds(NamedTuple):
 class Candidate:
     """A plan, and what is known of it so far."""
 
-    def __init__(self, context: Context, plan: Plan, guess: int = 0) -> None:
-        """``guess``: device bytes that the plan is likely to take; 0: not known."""
+    def __init__(self, context: Context, plan: Plan, guess: Estimate | None = None) -> None:
+        """``guess``: the estimate of the plan, if there is one."""
         self.context = context
         self.plan = context.complete(plan)
         self.guess = guess
+        self._rows: list[Instruction] = []  # of the step, until its schedule is made of them
 
     @cached_property
     def bounds(self) -> Bounds:
         """From the costs alone."""
         costs, base = self.context.costs, self.context.base_bytes
-        if self.plan.reuse != Reuse() or self.plan.memory_centric:
-            return Bounds(costs.step_seconds * (1 - 1e-9), base)
         decisions = [self.plan.decision(unit.name) for unit in costs.units]
         need = needs(costs, decisions)
         out = back = 0.0
@@ -47,12 +46,13 @@ class Candidate:
             for k in unit.keys:
                 if need.first[k] < 0:
                     continue
-                key = costs.keys[k]
                 if decisions[unit.number] is OFFLOAD:
-                    out += costs.gpu.copy_seconds(key.nbytes, "d2h")
-                    back += costs.gpu.copy_seconds(key.nbytes, "h2d")
+                    out += costs.out_seconds[k]
+                    back += costs.back_seconds[k]
                 elif decisions[unit.number] is KEEP:
-                    kept += key.footprint
+                    kept += costs.keys[k].footprint
+        if not self.plan.reuse.lifetimes:
+            kept = sum(key.footprint for key in costs.keys)
         seconds = max(clock(costs, need.remade).end, out, back)
         return Bounds(seconds * (1 - 1e-9), base + kept)
 
@@ -60,7 +60,7 @@ class Candidate:
     def peaks(self) -> tuple[int, int]:
         """Exact live bytes of a training step, on device and host; the slabs take at least these."""
         context = self.context
-        rows = context.rows(self.plan)
+        self._rows = rows = context.rows(self.plan)
         device = max(live_curve(rows, context.base_bytes))
         return device, max(live_curve(rows, context.host_base_bytes, space=HOST))
 
@@ -69,7 +69,7 @@ class Candidate:
         """The schedule of a training step."""
         context = self.context
         request = context.request
-        rows = context.rows(self.plan)
+        rows, self._rows = self._rows or context.rows(self.plan), []
         batch = request.graph.inputs[0].shape[0]
         return build_schedule("train", rows, batch, context.persistent, request.gpu, request.recipe.precision)
 
@@ -86,9 +86,14 @@ class Candidate:
     def runs_in(self, memory: float, host_memory: float) -> bool:
         """Whether a training step fits both budgets. Builds no more than is needed to say no."""
         if self.bounds.peak_bytes > memory or self.peaks[0] > memory or self.peaks[1] > host_memory:
+            self.forget_rows()
             return False
         profile = self.train.profile
         return profile.reserved_bytes <= memory and profile.host_bytes <= host_memory
+
+    def forget_rows(self) -> None:
+        """Give up the rows, which are kept for the schedule."""
+        self._rows = []
 
     def fits(self, memory: float, host_memory: float) -> bool:
         """Whether the whole program fits both budgets: training, evaluation, gradients, smaller batches."""

@@ -51,9 +51,7 @@ class Planned:
         return "\n".join(lines)
 
 
-def planned(
-    context: Context, candidate: Candidate, candidates: list[Candidate], keep: Candidate, memory: int | None
-) -> Planned:
+def planned(context: Context, candidate: Candidate, candidates: list[Candidate], memory: int | None) -> Planned:
     """Explain a chosen candidate."""
     plan = candidate.plan
     return Planned(
@@ -65,7 +63,7 @@ def planned(
         context.host_memory,
         context,
         reasons(context.costs, candidate, memory),
-        notices(context.costs, plan, candidate.program, keep),
+        notices(context.costs, plan, candidate.program),
         tuple(candidates),
     )
 
@@ -179,15 +177,15 @@ def without_effect(costs: Costs, plan: Plan) -> tuple[str, ...]:
     return tuple(found)
 
 
-def notices(costs: Costs, plan: Plan, program: Program, keep: Candidate) -> tuple[str, ...]:
+def notices(costs: Costs, plan: Plan, program: Program) -> tuple[str, ...]:
     """What of a plan has no effect, and whether all of it has none."""
     found = list(without_effect(costs, plan))
     if plan.policy not in ("keep", "naive", "auto", "file") and not plan.decisions:
         found.append(f"policy {plan.policy} decides nothing for this net: it is the same as keep")
-    elif plan.decisions and program.reserved_bytes >= keep.program.reserved_bytes:
+    elif plan.decisions and program.peak_bytes >= costs.peak_bytes:
         largest = program.largest.profile
         found.append(
-            f"the plan moves or recomputes {len(plan.decisions)} layers and reserves no less than keep: the peak, "
+            f"the plan moves or recomputes {len(plan.decisions)} layers and takes no fewer bytes than keep: the peak, "
             f"{largest.peak_text}, does not consist of them"
         )
     return tuple(found)

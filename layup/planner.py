@@ -7,18 +7,22 @@ budget, a larger budget is never slower, and the fewest bytes of any candidate a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from heapq import heappop, heappush
 
 from layup.chain import chain
 from layup.context import Context
+from layup.estimate import Estimate
 from layup.evaluate import Candidate
 from layup.policies import POLICIES, find
 from minidnn.schedule.plan import Plan, keep
 
 _DOUBTFUL = 1.25
 """Candidates of the chain whose estimate exceeds the budget by more are not looked at; estimates are rarely 1 % off."""
+
+_LARGE = 1500
+"""Units from which on a candidate takes seconds to evaluate, so that estimates are trusted more."""
 
 
 class Planner:
@@ -38,12 +42,12 @@ class Planner:
     def candidates(self) -> list[Candidate]:
         """Plans of the policy; of ``auto``: of all policies. Equal ones once."""
         if self.policy.name != "auto":
-            return self._distinct([(plan, 0) for plan in self.policy.plans(self.context)])
+            return self._distinct([(plan, None) for plan in self.policy.plans(self.context)])
         others = (policy for policy in POLICIES.values() if policy.name != "auto")
-        plans = [(plan, 0) for policy in others for plan in policy.plans(self.context)]
-        return self._distinct(plans + [(plan, found.peak_bytes) for plan, found in chain(self.context)])
+        plans: list[tuple[Plan, Estimate | None]] = [(p, None) for policy in others for p in policy.plans(self.context)]
+        return self._distinct([*plans, *chain(self.context)])
 
-    def _distinct(self, plans: list[tuple[Plan, int]]) -> list[Candidate]:
+    def _distinct(self, plans: Sequence[tuple[Plan, Estimate | None]]) -> list[Candidate]:
         found: dict[str, Candidate] = {}
         for plan, guess in plans:
             text = repr(sorted({**plan.to_json(), "policy": ""}.items(), key=lambda entry: entry[0]))
@@ -66,7 +70,9 @@ class Planner:
         while waiting or timed:
             if waiting and (not timed or waiting[-1].bounds.seconds < timed[0][0]):
                 candidate = waiting.pop()
-                if not self._hopeless(candidate, limit) and candidate.runs_in(limit, host_limit):
+                if self._slow(candidate, timed[0][0] if timed else float("inf")) or self._hopeless(candidate, limit):
+                    continue
+                if candidate.runs_in(limit, host_limit):
                     reserved = candidate.train.profile.reserved_bytes
                     heappush(timed, (candidate.seconds, reserved, len(waiting), candidate))
                 continue
@@ -75,8 +81,16 @@ class Planner:
                 return candidate
         return None
 
-    def _hopeless(self, candidate: Candidate, limit: float) -> bool:
-        return candidate.guess > _DOUBTFUL * limit
+    @property
+    def _large(self) -> bool:
+        return len(self.context.costs.units) > _LARGE
+
+    def _hopeless(self, candidate: Candidate, limit: float, margin: float = _DOUBTFUL) -> bool:
+        return candidate.guess is not None and candidate.guess.peak_bytes > margin * limit
+
+    def _slow(self, candidate: Candidate, seconds: float) -> bool:
+        """In a large net: whether the estimate is so much slower than what is known that it is not worth the seconds."""
+        return self._large and candidate.guess is not None and candidate.guess.seconds > 1.2 * seconds
 
     def smallest(self, host_memory: int | None = None) -> Candidate | None:
         """The candidate whose program reserves the fewest device bytes within the host budget; None if none keeps to that."""
@@ -92,13 +106,15 @@ class Planner:
 
     def _promising(self, host_limit: float) -> Iterator[Candidate]:
         """Candidates within the host budget, those that take the fewest bytes first; no more rows are made than needed."""
-        waiting = sorted(self.candidates, key=lambda c: c.bounds.peak_bytes)
+        waiting = sorted(self.candidates, key=lambda c: (c.bounds.peak_bytes, c.guess.peak_bytes if c.guess else 0))
+        margin = 1.02 if self._large else _DOUBTFUL
         known: list[Candidate] = []
         least = float("inf")
         for candidate in waiting:
-            if candidate.bounds.peak_bytes > least or self._hopeless(candidate, least):
+            if candidate.bounds.peak_bytes > least or self._hopeless(candidate, least, margin):
                 continue
             if candidate.peaks[1] <= host_limit:
                 known.append(candidate)
                 least = min(least, candidate.peaks[0] * 1.05)
+            candidate.forget_rows()
         yield from sorted(known, key=lambda c: c.peaks[0])

@@ -108,7 +108,9 @@ def add_memory(parser: ArgumentParser) -> None:
     add("--memory", metavar="SIZE",
         help="device bytes the step may reserve: 4GiB, 500MB, bytes, or 60%% of what keep reserves")  # fmt: skip
     add("--host-memory", metavar="SIZE", help="pinned host bytes it may take")
-    add("--policy", metavar="NAME", help="rule that makes the plan: keep, naive or auto (default: auto)")
+    add("--policy", metavar="NAME", help="rule that makes the plan: keep, layup, vdnn ... (default: auto, the fastest)")
+    add("--theta", type=_real(0), metavar="T", help="of policy layup: offload what a layer computes T times as long as")
+    add("--stream", action="store_true", help="parameters and optimizer state live in pinned host memory")
     add("--plan", metavar="FILE", help="a plan.json instead of a policy")
     add("--recipe", metavar="FILE", help="a recipe.json: repeats every choice that can change a bit")
     add("--workspace-limit", metavar="SIZE", help="scratch of one convolution")
@@ -130,6 +132,10 @@ def add_training(parser: ArgumentParser) -> None:
     add("--weights", metavar="FILE", help="safetensors file of weights under torchvision's names to start from")
     add("--resume", metavar="FILE", help="go on from a checkpoint, bit for bit; auto: the newest in --output, if any")
     add("-e", "--evaluate", action="store_true", help="evaluate only, with --resume or --weights")
+    add("--strategy", metavar="NAME", help="data parallelism under mpiexec or srun: ring_delayed, ring, all_reduce, "
+        "master_slave, tree; with :steps or :nccl, how")  # fmt: skip
+    add("--ring-warmup", type=_whole(0), metavar="N", default=0, help="updates of ring_delayed without delay (default: 0)")
+    add("--ring-timeout", type=_real(1), metavar="S", default=30.0, help="all ranks end so soon after one (default: 30)")
     add("--verify", action="store_true", help="measure one step before training (always on the emulated device)")
     add("--dry-run", action="store_true", help="print the memory and stop: no data, no device, no files")
     add("--output", metavar="DIR", help="folder of the run (default: the next free runs/DATA-ARCH-N)")
@@ -155,6 +161,9 @@ def complete(args: Namespace, saved: Mapping[str, Any] | None = None) -> Namespa
             parse_bytes(text, what=f"--{name.replace('_', '-')}", whole=whole)
     if args.momentum is not None and (done.opt or defaults.opt) == "adam":
         raise UserError(f"--momentum {args.momentum:g} has no effect on adam: leave it out, or use --opt sgd")
+    delayed = (getattr(done, "strategy", None) or "").startswith("ring_delayed")
+    if delayed and done.opt is None and defaults.opt == "sgd":
+        done.opt = "nesterov"  # a delay of one leaves heavy-ball momentum hardly any stable rate
     common = {"warmup": 0.0, "momentum": 0.9, "accum": 1, "seed": 0, "precision": "fp32", "drop_last": False}
     for name, value in (defaults._asdict() | common | {"lr": None}).items():
         if name in TRAINING and getattr(done, name, None) is None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minidnn import profiles
 from minidnn.budget import parse_bytes, require_fit
 from minidnn.device.base import Device
 from minidnn.layers import Graph
 from minidnn.optim import Optimizer
-from minidnn.request import DEFAULT_OPTIMIZER, prepare
+from minidnn.parallel.communicator import Communicator
+from minidnn.request import DEFAULT_OPTIMIZER, Request, prepare
 from minidnn.schedule.plan import Plan, PlanError, keep
+from minidnn.schedule.ranks import Strategy
 from minidnn.schedule.recipe import Recipe
 from minidnn.step import CompiledStep
 
@@ -29,17 +33,19 @@ def compile(
     tail: int | None = None,
     accumulate: int = 1,
     workspace_limit: int | str | None = None,
-    strategy: str | None = None,
-    communicator: object | None = None,
+    strategy: str | Strategy | None = None,
+    communicator: Communicator | None = None,
+    capture: str = "auto",
+    fusions: Sequence[str] | None = None,
 ) -> CompiledStep:
     """Compile a training step, or refuse it.
 
     Args:
         graph: ends in one loss; see ``minidnn.Graph``.
         plan: what becomes of every layer's outputs; None: ``keep``.
-        device: ``"emulated"``, a device object, or None: plan only, no arrays.
+        device: ``"cuda:0"``, ``"emulated"``, a device object, or None: plan only, no arrays.
         profile: GPU by which time is predicted: a bundled name or the path of a measured profile.
-        precision: fp32, or fp64 for gradient checks; others are planned (``device=None``) but not run by the emulated device.
+        precision: fp32, tf32, bf16 or fp16; the emulated device runs fp32, and fp64 for gradient checks.
         memory: budget of the slab in bytes; None (no limit of ours), an int, ``"4GiB"``, or ``"60%"`` of keep's reserved bytes.
         host_memory: the same for pinned host memory.
         recipe: replay these bit-changing choices; None: the backend chooses, under ``workspace_limit`` bytes a convolution.
@@ -47,6 +53,11 @@ def compile(
         allocator: ``"slab"``: one allocation, planned offsets. ``"pool"``: the same rows on the model of CuPy's pool.
         tail: samples of a smaller last batch.
         accumulate: micro-batches that one update sees.
+        strategy: data parallelism: ``ring_delayed``, ``ring``, ``all_reduce``, ``master_slave`` or ``tree``, with ``:steps`` or
+            ``:nccl`` after it to choose how; graph and ``tail`` then count the samples of all ranks together.
+        communicator: this rank's end of the group; None: a group of one.
+        capture: whether training steps are replayed as CUDA graphs: ``"auto"`` (on a GPU), ``"on"`` or ``"off"``.
+        fusions: chains of layers to compute as one (``minidnn.fuse.FUSIONS``); None: those that pay on the device.
 
     Raises:
         DoesNotFit: a budget is exceeded; nothing was allocated.
@@ -54,9 +65,20 @@ def compile(
     """
     request = prepare(
         graph, optimizer, device, profile, precision, recipe, seed, deterministic, allocator, tail, accumulate,
-        workspace_limit, strategy, communicator,
+        workspace_limit, strategy, communicator, capture, fusions,
     )  # fmt: skip
-    plan = plan or keep()
+    try:
+        return _compile(request, plan, memory, host_memory)
+    except BaseException:
+        if request.device is not None and isinstance(device, str):
+            request.device.close()
+        raise
+
+
+def _compile(
+    request: Request, plan: Plan | None, memory: int | str | None, host_memory: int | str | None
+) -> CompiledStep:
+    plan = request.translate(plan or keep())
 
     def leaner() -> tuple[int, int | None]:
         try:

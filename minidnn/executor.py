@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from minidnn.device.base import Array, Device, Event, Work
+from minidnn.parallel.communicator import Communicator
+from minidnn.parallel.rows import EXCHANGES, exchange_work
 from minidnn.profiles import Profile
 from minidnn.schedule.instruction import RESULT, Buffer, Instruction, Op, Value
 from minidnn.schedule.program import Program, Schedule
@@ -49,9 +51,17 @@ class Executor:
     """Runs the schedules of a program in its slab. Raises whatever the device raises when the slab cannot be had."""
 
     def __init__(
-        self, program: Program, device: Device, profile: Profile, precision: str, *, reserve: bool = True
+        self,
+        program: Program,
+        device: Device,
+        profile: Profile,
+        precision: str,
+        *,
+        reserve: bool = True,
+        communicator: Communicator | None = None,
     ) -> None:
         self.program = program
+        self.communicator = communicator
         self.device = device
         self._profile = profile
         self._precision = precision
@@ -111,6 +121,8 @@ class Executor:
             else self.view(v, schedule.offsets, slot=slot)
             for v in (*row.writes, *row.reads)
         ]
+        if row.op in EXCHANGES:
+            return exchange_work(self.communicator, row, arrays)
         if not row.kernel:
             return self.device.copy(arrays[0], arrays[1], row.stream)
         scratch = None if row.workspace is None else self.view(row.workspace, schedule.offsets)

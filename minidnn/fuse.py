@@ -33,6 +33,8 @@ class Fused:
     def plan(self, plan: Plan) -> Plan:
         """A plan for the graph before, said of this one. Raises PlanError where two members of a layer disagree."""
         names = self.members
+        if not names:
+            return plan
         decisions: dict[str, Any] = {}
         for name, decision in plan.decisions.items():
             if decisions.setdefault(names.get(name, name), decision) is not decision:

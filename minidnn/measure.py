@@ -19,9 +19,12 @@ from numpy.typing import NDArray
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import VerificationError
 from minidnn.executor import Executor
+from minidnn.parallel.communicator import Communicator
+from minidnn.parallel.rows import EXCHANGES, exchange_work
 from minidnn.schedule.instruction import DEVICE, HOST, Buffer, Instruction, Op, Value
 from minidnn.schedule.program import Schedule
 from minidnn.schedule.simulate import live_curve
+from minidnn.schedule.verify import verify
 from minidnn.spec import BLOCK_BYTES, TensorSpec, round_up
 
 if TYPE_CHECKING:
@@ -74,7 +77,11 @@ class _Handle:
 
 
 def run_measured(
-    schedule: Schedule, persistent: Mapping[Buffer, Bytes], counter: _Counter, kernels: Any
+    schedule: Schedule,
+    persistent: Mapping[Buffer, Bytes],
+    counter: _Counter,
+    kernels: Any,
+    communicator: Communicator | None = None,
 ) -> Measurement:
     """Run the rows of a schedule in list order, buffer by buffer, and record the live bytes during every row."""
     handles: dict[Buffer, _Handle] = {}
@@ -94,7 +101,7 @@ def run_measured(
                 handle.array = counter.allocate(handle.buffer)
             arrays[handle.buffer] = handle.array
         samples.append((index, counter.live[DEVICE], counter.live[HOST]))
-        _execute(row, arrays, kernels)
+        _execute(row, arrays, kernels, communicator)
         # The last references of this row go here; a buffer that no later row shares dies now.
         del arrays, touched_handles
         handle = None  # type: ignore[assignment]
@@ -111,9 +118,14 @@ def _view(arrays: Mapping[Buffer, Bytes], value: Value) -> NDArray[Any]:
     return arrays[value.buffer][value.offset : value.offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
 
 
-def _execute(row: Instruction, arrays: Mapping[Buffer, Bytes], kernels: Any) -> None:
+def _execute(
+    row: Instruction, arrays: Mapping[Buffer, Bytes], kernels: Any, communicator: Communicator | None
+) -> None:
     operands = [_view(arrays, v) for v in (*row.writes, *row.reads)]
     if row.op is Op.HOLD:
+        return
+    if row.op in EXCHANGES:
+        exchange_work(communicator, row, operands)()
         return
     if not row.kernel:
         np.copyto(operands[0], operands[1])
@@ -172,8 +184,17 @@ def measure_schedule(
     state = _copy_state(executor, counter)
     step.fill_slot(name, {b: a for b, a in state.items() if b.space == HOST}, x, y)
     base, host_base = counter.live[DEVICE], counter.live[HOST]
-    measurement = run_measured(schedule, state, counter, executor.device.kernels)
+    measurement = run_measured(schedule, state, counter, executor.device.kernels, executor.communicator)
     compare(schedule, measurement, base, host_base)
+    problems = verify(
+        schedule.rows,
+        schedule.offsets,
+        previous=step.program[schedule.previous].rows,
+        extent=step.program.reserved_bytes,
+        host_extent=step.program.host_bytes,
+    )
+    if problems:
+        raise VerificationError(f"schedule {schedule.name!r}: {problems[0]} (and {len(problems) - 1} more)")
     return measurement, state
 
 
@@ -198,7 +219,7 @@ def _run_in_slab(
     executor = step.executor
     program = executor.program
     device = EmulatedDevice(seed=step.seed + 1, kernels=executor.device.kernels)
-    twin = Executor(program, device, step.gpu, step.precision.name)
+    twin = Executor(program, device, step.gpu, step.precision.name, communicator=executor.communicator)
     for buffer in program.persistent.state_buffers:
         whole = Value(buffer.name, buffer, 0, TensorSpec((buffer.nbytes,), "uint8"), -1)
         device.put(twin.view(whole), executor.device.get(executor.view(whole)))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from minidnn.graph import Graph, Node
+from collections.abc import Sequence
+
+from minidnn.fuse import check_fusions, fuse
+from minidnn.graph import Node
 from minidnn.kernels import numpy_kernels
+from minidnn.layers import Graph
 from minidnn.precision import Precision
 from minidnn.schedule.analysis import Analysis
 from minidnn.schedule.recipe import Engine, Recipe
@@ -13,10 +17,19 @@ NUMPY_ACCUMULATING = ("channel_sum", "conv2d_backward_weight", "linear_backward_
 """NumPy kernels that can add into an existing weight gradient."""
 
 
-def numpy_recipe(graph: Graph, precision: Precision, workspace_limit: int | None, deterministic: bool) -> Recipe:
-    """The recipe of the NumPy kernels: im2col in chunks of images whose columns stay under ``workspace_limit`` bytes."""
+def numpy_recipe(
+    graph: Graph,
+    precision: Precision,
+    workspace_limit: int | None,
+    deterministic: bool,
+    fusions: Sequence[str] = (),
+) -> Recipe:
+    """The recipe of the NumPy kernels: im2col in chunks of images whose columns stay under ``workspace_limit`` bytes.
+
+    ``fusions``: none by default, since on a CPU they gain little; for the same rows as on a GPU name its fusions.
+    """
     engines: dict[str, Engine] = {}
-    for node in graph.nodes:
+    for node in (*graph.nodes, *fuse(graph, fusions).graph.nodes):
         shapes = Analysis.shapes(node)
         calls = (*node.layer.forward(shapes), *node.layer.backward_weight(shapes))
         if node.output.requires_grad and node.inputs[0].requires_grad and any(call.engine for call in calls):
@@ -25,7 +38,8 @@ def numpy_recipe(graph: Graph, precision: Precision, workspace_limit: int | None
             if call.engine:
                 key = f"{node.name}:{call.engine}"
                 engines[key] = _numpy_engine(node, call.engine, dict(call.attrs), precision, workspace_limit)
-    return Recipe(precision.name, "numpy", engines, NUMPY_ACCUMULATING, workspace_limit, deterministic)
+    made = check_fusions(fusions)
+    return Recipe(precision.name, "numpy", engines, NUMPY_ACCUMULATING, workspace_limit, deterministic, made)
 
 
 def _numpy_engine(

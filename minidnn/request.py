@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from minidnn import profiles
 from minidnn.budget import parse_bytes
 from minidnn.device.base import Device
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
+from minidnn.fuse import check_fusions, fuse
 from minidnn.layers import Graph
 from minidnn.optim import SGD, Optimizer
+from minidnn.parallel.communicator import Communicator
+from minidnn.parallel.inprocess import InProcess
+from minidnn.parallel.step import ParallelStep
 from minidnn.precision import Precision
 from minidnn.precision import precision as find_precision
 from minidnn.recipes import numpy_recipe
 from minidnn.schedule.persistent import Persistent
 from minidnn.schedule.plan import Plan, keep
 from minidnn.schedule.program import Program, Schedule, build
+from minidnn.schedule.ranks import Ranks, Strategy
 from minidnn.schedule.recipe import Recipe
-from minidnn.step import CompiledStep
+from minidnn.step import CompiledStep, StepParts
+
+if TYPE_CHECKING:
+    from minidnn.device.cuda import CudaDevice
 
 DEFAULT_OPTIMIZER = SGD(lr=0.1, momentum=0.9, weight_decay=1e-4)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Graph, recipe and all else that a plan and a budget do not change. Made by ``prepare``; holds no array."""
+    """Graph, recipe and all else that a plan and a budget do not change. Made by ``prepare``; holds no array.
 
+    ``source`` is the graph as it was given, ``graph`` what the recipe's fusions make of it: what is planned and lowered.
+    """
+
+    source: Graph
     graph: Graph
     tail_graph: Graph | None
     optimizer: Optimizer
@@ -38,22 +51,34 @@ class Request:
     seed: int
     allocator: str
     device: Device | None
+    ranks: Ranks | None = None
+    communicator: Communicator | None = None
+    capture: str = "auto"
+
+    def translate(self, plan: Plan) -> Plan:
+        """A plan for the graph as it was given, said of the fused one."""
+        return fuse(self.source, self.recipe.fusions).plan(plan)
 
     def with_workspace_limit(self, nbytes: int) -> Request:
         """The same request under another workspace limit: another recipe, other bits."""
-        recipe = numpy_recipe(self.graph, self.precision, nbytes, self.recipe.deterministic)
-        return replace(self, recipe=recipe)
+        return replace(self, recipe=self._recipe(self.source, nbytes))
+
+    def _recipe(self, graph: Graph, workspace_limit: int | None) -> Recipe:
+        """The recipe of another batch or limit, without measuring, so that it is the same every time."""
+        deterministic, fusions = self.recipe.deterministic, self.recipe.fusions
+        return make_recipe(graph, self.precision, workspace_limit, deterministic, fusions, self.device, tune=False)
 
     def with_batch(self, batch: int) -> Request:
         """The same request for another batch, without a smaller last one."""
-        graph = self.graph.with_batch(batch)
-        limit, deterministic = self.recipe.workspace_limit, self.recipe.deterministic
-        recipe = numpy_recipe(graph, self.precision, limit, deterministic)
-        return replace(self, graph=graph, tail_graph=None, recipe=recipe)
+        source = self.source.with_batch(batch)
+        recipe = self._recipe(source, self.recipe.workspace_limit)
+        graph = fuse(source, recipe.fusions).graph
+        return replace(self, source=source, graph=graph, tail_graph=None, recipe=recipe)
 
     def persistent(self, plan: Plan) -> Persistent:
         """The persistent region under a plan. It depends on what the plan streams and on nothing else of it."""
-        return Persistent(self.graph, self.precision, self.optimizer, accumulate=self.accumulate > 1, plan=plan)
+        accumulate, ranks = self.accumulate > 1, self.ranks
+        return Persistent(self.graph, self.precision, self.optimizer, accumulate=accumulate, plan=plan, ranks=ranks)
 
     def program(
         self, plan: Plan, persistent: Persistent | None = None, made: Mapping[str, Schedule] | None = None
@@ -61,8 +86,8 @@ class Request:
         """Build all schedules under a plan; ``made`` are those that exist already, on the same ``persistent``."""
         tail_recipe = None
         if self.tail_graph is not None:
-            limit, deterministic = self.recipe.workspace_limit, self.recipe.deterministic
-            tail_recipe = numpy_recipe(self.tail_graph, self.precision, limit, deterministic)
+            tail = self.source.with_batch(self.tail_graph.inputs[0].shape[0])
+            tail_recipe = self._recipe(tail, self.recipe.workspace_limit)
         return build(
             self.graph,
             self.tail_graph,
@@ -73,6 +98,7 @@ class Request:
             self.gpu,
             self.accumulate,
             made or {},
+            self.source,
         )
 
     def device_budget(self, memory: int | str | None) -> int | None:
@@ -83,8 +109,9 @@ class Request:
 
     def step(self, plan: Plan, program: Program, memory: int | None) -> CompiledStep:
         """The step that runs a program of this request on its device, if it has one."""
-        return CompiledStep(
-            graph=self.graph,
+        tail = None if self.tail_graph is None else self.tail_graph.inputs[0].shape[0]
+        common = StepParts(
+            graph=self.source,
             plan=plan,
             recipe=self.recipe,
             program=program,
@@ -94,11 +121,16 @@ class Request:
             precision=self.precision,
             device=self.device,
             seed=self.seed,
-            tail=None if self.tail_graph is None else self.tail_graph.inputs[0].shape[0],
+            tail=tail,
             accumulate=self.accumulate,
             allocator=self.allocator,
             memory=memory,
+            capture=self.capture,
         )
+        if self.ranks is None:
+            return CompiledStep(**common)
+        assert self.communicator is not None
+        return ParallelStep(**common, ranks=self.ranks, communicator=self.communicator)
 
 
 def prepare(
@@ -114,8 +146,10 @@ def prepare(
     tail: int | None = None,
     accumulate: int = 1,
     workspace_limit: int | str | None = None,
-    strategy: str | None = None,
-    communicator: object | None = None,
+    strategy: str | Strategy | None = None,
+    communicator: Communicator | None = None,
+    capture: str = "auto",
+    fusions: Sequence[str] | None = None,
 ) -> Request:
     """Check a request and fix its recipe. The arguments are those of ``minidnn.compile``.
 
@@ -123,10 +157,6 @@ def prepare(
     """
     graph.check()
     kind = find_precision(precision)
-    if strategy is not None or communicator is not None:
-        raise UserError(
-            f"strategy={strategy!r}: data parallelism is not part of this version; leave strategy and communicator out"
-        )
     if allocator not in ("slab", "pool"):
         raise UserError(f"allocator={allocator!r} is unknown; choose slab or pool")
     if accumulate < 1:
@@ -134,28 +164,104 @@ def prepare(
     batch = graph.inputs[0].shape[0]
     if tail is not None and not 1 <= tail < batch:
         raise UserError(f"tail={tail} must be at least 1 and below the batch, {batch}")
-    opened = _device(device, kind)
-    limit = None if workspace_limit is None else parse_bytes(workspace_limit, what="workspace_limit")
-    gpu = profiles.load(profile)
-    if recipe is None:
-        recipe = numpy_recipe(graph, kind, limit, deterministic)
-    elif recipe.precision != precision:
+    ranks = None
+    if strategy is not None or communicator is not None:
+        communicator = communicator or InProcess.group(1)[0]
+        ranks = _ranks(strategy, communicator, batch, tail, device, accumulate, allocator)
+        if ranks.strategy.delayed and optimizer is DEFAULT_OPTIMIZER:
+            optimizer = replace(DEFAULT_OPTIMIZER, nesterov=True)
+        graph = graph.with_batch(ranks.local(batch))
+        if tail is not None:
+            tail = ranks.local(tail)
+            tail = tail if tail < graph.inputs[0].shape[0] else None  # the same samples a rank as in a whole batch
+    if capture not in ("auto", "on", "off"):
+        raise UserError(f"capture={capture!r} is unknown; choose auto, on or off")
+    if recipe is not None and recipe.precision != precision:
         raise UserError(
             f"the recipe was made for precision {recipe.precision}, not {precision}; pass precision={recipe.precision!r}"
         )
-    tail_graph = None if tail is None else graph.with_batch(tail)
-    return Request(graph, tail_graph, optimizer, kind, gpu, recipe, accumulate, seed, allocator, opened)
+    if recipe is not None and fusions is not None and check_fusions(fusions) != recipe.fusions:
+        raise UserError(f"the recipe has the fusions {recipe.fusions}, not {tuple(fusions)}; leave fusions out")
+    limit = None if workspace_limit is None else parse_bytes(workspace_limit, what="workspace_limit")
+    gpu = profiles.load(profile)
+    deterministic = deterministic if recipe is None else recipe.deterministic
+    opened = _device(device, kind, deterministic)
+    try:
+        if capture == "on" and (communicator is not None or not hasattr(opened, "capture")):
+            what = f"device={device!r}" if communicator is None else "data parallelism, whose rows run one by one"
+            raise UserError(f"capture='on' cannot be combined with {what}; leave capture out")
+        if recipe is None:
+            recipe = make_recipe(graph, kind, limit, deterministic, fusions, opened)
+        fused = fuse(graph, recipe.fusions).graph
+        tail_graph = None if tail is None else fused.with_batch(tail)
+    except BaseException:
+        if opened is not None and isinstance(device, str):
+            opened.close()
+        raise
+    return Request(
+        graph, fused, tail_graph, optimizer, kind, gpu, recipe, accumulate, seed, allocator, opened, ranks, communicator,
+        capture,
+    )  # fmt: skip
 
 
-def _device(device: str | Device | None, precision: Precision) -> Device | None:
+def make_recipe(
+    graph: Graph, precision: Precision, limit: int | None, deterministic: bool, fusions: Sequence[str] | None,
+    device: Device | None, *, tune: bool = True,
+) -> Recipe:  # fmt: skip
+    """The recipe of a graph on a device; ``fusions`` None: those that pay there. ``tune``: measure which engines are fastest."""
+    if not hasattr(device, "select_engine"):
+        return numpy_recipe(graph, precision, limit, deterministic, fusions or ())
+    from minidnn.cuda_recipes import cuda_recipe
+
+    cuda: CudaDevice = device  # type: ignore[assignment]
+    return cuda_recipe(graph, precision, limit, deterministic, fusions, device=cuda, tune=tune)
+
+
+def _device(device: str | Device | None, precision: Precision, deterministic: bool) -> Device | None:
     if not isinstance(device, str):
         return device
+    if device.startswith("cuda"):
+        from minidnn.device.cuda import open_device
+
+        return open_device(device, precision.name, deterministic)
     if device != "emulated":
         raise UserError(
-            f"device={device!r} is not part of this version; use device='emulated', or None to plan without arrays"
+            f"device={device!r} is unknown; use 'cuda:0', 'emulated', or None to plan without arrays"
         )
     if precision.name not in ("fp32", "fp64"):
         raise UserError(
-            f"precision {precision.name} needs a GPU; on the emulated device use fp32, or device=None to plan only"
+            f"precision {precision.name} needs a GPU: device='cuda:0'; on the emulated device use fp32, or device=None to "
+            "plan only"
         )
     return EmulatedDevice()
+
+
+def _ranks(
+    wish: str | Strategy | None,
+    communicator: Communicator,
+    batch: int,
+    tail: int | None,
+    device: str | Device | None,
+    accumulate: int,
+    allocator: str,
+) -> Ranks:
+    """Who takes part and how. Raises UserError for what does not go together."""
+    if wish is None:
+        raise UserError("a communicator without a strategy: name one, for example strategy='ring_delayed'")
+    strategy = Strategy.parse(wish)
+    if isinstance(device, str) and device.startswith("cuda"):
+        raise UserError(
+            f"the strategy {strategy.name} does not run on {device} in this version; use device='emulated', or None to plan"
+        )
+    if strategy.implementation is None:
+        strategy = replace(strategy, implementation="steps")
+    if strategy.delayed and accumulate > 1:
+        raise UserError(
+            f"accumulate={accumulate} cannot be combined with ring_delayed, whose second gradient buffer is on its way while "
+            "the first is written; use strategy ring, or accumulate=1"
+        )
+    if allocator == "pool":
+        raise UserError(
+            f"allocator='pool' runs all rows on one stream, and the strategy {strategy.name} needs two; use slab"
+        )
+    return Ranks(communicator.rank, communicator.size, strategy, batch, tail)

@@ -100,6 +100,19 @@ class ModelState:
         state: Mapping[str, NDArray[Any]],
     ) -> None:
         """Write ``state[name]`` into the value of ``name`` without its prefix, after all names and shapes are checked."""
+        arrays = self._checked(what, names, groups, state)
+        self._executor.device.synchronize()
+        for value, array in arrays.values():
+            self._write(value, array)
+
+    def _checked(
+        self,
+        what: str,
+        names: Mapping[str, str],
+        groups: Mapping[str, Mapping[str, Value]],
+        state: Mapping[str, NDArray[Any]],
+    ) -> dict[str, tuple[Value, NDArray[Any]]]:
+        """For every name its value and its array in our layout. Raises UserError for names and shapes that do not fit."""
         missing = [name for name in names if name not in state]
         unexpected = [name for name in state if name not in names]
         if missing or unexpected:
@@ -123,9 +136,7 @@ class ModelState:
                 ours = to_torchvision(name, np.empty(value.spec.shape, np.uint8), self._spatial).shape
                 raise UserError(f"{full!r} has shape {np.shape(state[full])} in {what}, this net wants {ours}")
             arrays[full] = (value, array)
-        self._executor.device.synchronize()
-        for value, array in arrays.values():
-            self._write(value, array)
+        return arrays
 
     def logits(self, parity: int, offset: int) -> NDArray[np.float32]:
         """Logits in the pinned result slot."""

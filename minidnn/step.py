@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from minidnn.errors import UserError
 from minidnn.executor import Executor
 from minidnn.layers import Graph
 from minidnn.optim import Optimizer
+from minidnn.parallel.communicator import Communicator
 from minidnn.precision import Precision
 from minidnn.profiles import Profile
 from minidnn.scalars import Counter, Scalar
@@ -62,6 +63,26 @@ class StepResult:
         return self._loss
 
 
+class StepParts(TypedDict):
+    """What a step is made of: the arguments of ``CompiledStep``."""
+
+    graph: Graph
+    plan: Plan
+    recipe: Recipe
+    program: Program
+    profile: MemoryProfile
+    gpu: Profile
+    optimizer: Optimizer
+    precision: Precision
+    device: Device | None
+    seed: int
+    tail: int | None
+    accumulate: int
+    allocator: str
+    memory: int | None
+    capture: str
+
+
 class CompiledStep:
     """A training step in planned memory. Make one with ``minidnn.compile`` or ``layup.compile``.
 
@@ -88,6 +109,8 @@ class CompiledStep:
         accumulate: int,
         allocator: str,
         memory: int | None,
+        capture: str = "auto",
+        communicator: Communicator | None = None,
     ) -> None:
         self.graph, self.plan, self.recipe, self.program = graph, plan, recipe, program
         self.profile, self.optimizer, self.seed = profile, optimizer, seed
@@ -102,10 +125,15 @@ class CompiledStep:
         self._executor: Executor | None = None
         self._parts: dict[str, dict[str, Value]] = {}
         self.state: ModelState | None = None
+        self.rank = 0 if communicator is None else communicator.rank
+        self.whole_batch = self.batch  # samples of all ranks
         if device is not None:
-            self._executor = make_executor(program, device, gpu, precision.name, allocator, memory)
-            self.state = ModelState(graph, program.persistent, self._executor, precision)
+            self._executor = make_executor(program, device, gpu, precision.name, allocator, memory, communicator, capture)
+            self.state = self._make_state(self._executor)
             self.state.initialise(seed)
+
+    def _make_state(self, executor: Executor) -> ModelState:
+        return ModelState(self.graph, self.program.persistent, executor, self.precision)
 
     @property
     def executor(self) -> Executor:
@@ -128,12 +156,18 @@ class CompiledStep:
             UserError: wrong shape, type or label, naming what was expected. Nothing has run.
         """
         samples = self._check(x, y)
+        return self._train(x, y, samples, bool(update) or samples == self.tail, lr)
+
+    def _train(
+        self, x: NDArray[Any], y: NDArray[Any], samples: int, closes: bool, lr: float | None, weight: float = 1.0
+    ) -> StepResult:
+        """Submit one checked batch. ``samples`` counts those of all ranks; ``weight`` 0: this rank's do not count."""
         self._group_samples += samples
-        closes = bool(update) or samples == self.tail or self._in_group + 1 == self.accumulate
-        name = self._schedule_name(samples, closes)
-        update_number = self.updates + 1
-        share = 1.0 / samples if self.accumulate == 1 else 1.0 / (self.accumulate * self.batch)
-        scale = 1.0 if self.accumulate == 1 else self.accumulate * self.batch / self._group_samples
+        closes = closes or self._in_group + 1 == self.accumulate
+        name = self._schedule_name(len(x), closes)
+        update_number, group = self.updates + 1, self.accumulate * self.whole_batch
+        share = weight / (samples if self.accumulate == 1 else group)
+        scale = 1.0 if self.accumulate == 1 else group / self._group_samples
         result = self._submit(name, x, y, self.optimizer.lr if lr is None else lr, share, scale, update_number)
         self.steps += 1
         self._in_group += 1
@@ -150,7 +184,14 @@ class CompiledStep:
         return "accumulate" if self._in_group else "accumulate_first"
 
     def _submit(
-        self, name: str, x: NDArray[Any], y: NDArray[Any] | None, lr: float, share: float, scale: float, update: int
+        self,
+        name: str,
+        x: NDArray[Any] | None,
+        y: NDArray[Any] | None,
+        lr: float,
+        share: float,
+        scale: float,
+        update: int,
     ) -> StepResult:
         executor = self.executor
         parity = executor.slot()
@@ -169,7 +210,7 @@ class CompiledStep:
         self,
         name: str,
         slot: NDArray[np.uint8],
-        x: NDArray[Any],
+        x: NDArray[Any] | None,
         y: NDArray[Any] | None,
         lr: float,
         share: float,
@@ -183,7 +224,8 @@ class CompiledStep:
             graph = self.graph if batch == self.batch else self.graph.with_batch(batch)
             self._parts[name] = persistent.batch_values(graph, persistent.slot)
         parts = self._parts[name]
-        write_pixels(_part(slot, parts["pixels"]), x)
+        if x is not None:
+            write_pixels(_part(slot, parts["pixels"]), x)
         if y is not None:
             _part(slot, parts["labels"])[...] = y
         scalars, counters = _part(slot, persistent.scalars), _part(slot, persistent.counters)
@@ -191,7 +233,7 @@ class CompiledStep:
         scalars[Scalar.LR], scalars[Scalar.LOSS_WEIGHT], scalars[Scalar.GRADIENT_SCALE] = lr, share, scale
         scalars[Scalar.BIAS1], scalars[Scalar.BIAS2] = self.optimizer.bias_corrections(update)
         counters[Counter.STEP_LOW], counters[Counter.STEP_HIGH] = self.steps & 0xFFFFFFFF, self.steps >> 32
-        counters[Counter.SEED] = self.seed & 0xFFFFFFFF
+        counters[Counter.SEED], counters[Counter.RANK] = self.seed & 0xFFFFFFFF, self.rank
 
     def fill_slot(self, name: str, slots: Mapping[Buffer, NDArray[np.uint8]], x: NDArray[Any], y: NDArray[Any]) -> None:
         """Fill the first pinned slot of a measured copy as the next run of a schedule would be."""
@@ -333,11 +375,22 @@ def write_pixels(destination: NDArray[Any], x: NDArray[Any]) -> None:
 
 
 def make_executor(
-    program: Program, device: Device, gpu: Profile, precision: str, allocator: str, memory: int | None
+    program: Program,
+    device: Device,
+    gpu: Profile,
+    precision: str,
+    allocator: str,
+    memory: int | None,
+    communicator: Communicator | None = None,
+    capture: str = "auto",
 ) -> Executor:
-    """The executor of an allocator."""
+    """The executor of an allocator; with CUDA graphs where the device can capture and ``capture`` is not "off"."""
     if allocator == "pool":
         from minidnn.pool_executor import PoolExecutor
 
         return PoolExecutor(program, device, gpu, precision, memory)
-    return Executor(program, device, gpu, precision)
+    if capture != "off" and communicator is None and hasattr(device, "capture"):
+        from minidnn.capture import CapturingExecutor
+
+        return CapturingExecutor(program, device, gpu, precision)
+    return Executor(program, device, gpu, precision, communicator=communicator)

@@ -47,6 +47,18 @@ class Step(Protocol):
         ...
 
 
+class Peers(Protocol):
+    """What the trainer needs of a step on several ranks. All ranks call it in the same order."""
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Everybody's value, by rank."""
+        ...
+
+    def agree(self) -> None:
+        """Give all ranks one state."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """One training, from any point on.
@@ -63,11 +75,13 @@ class Training:
         max_steps: stop after this many batches since the start, at the end of an update.
         dropped: batches that each epoch leaves out because batch norm cannot use them (``unusable_tail``).
         print_freq: batches between two lines and two records.
+        peers: in data parallelism the step itself; ``train`` then makes this rank's share of every batch, and ``test``,
+            None for a rank without any, its part of the split.
     """
 
     step: Step
     train: Batches
-    test: Batches
+    test: Batches | None
     rate: LearningRate
     epochs: int
     save: Callable[[Progress, bool], None]
@@ -77,6 +91,7 @@ class Training:
     max_steps: int | None = None
     dropped: int = 0
     print_freq: int = 50
+    peers: Peers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +116,8 @@ def fit(training: Training, progress: Progress) -> Outcome:
     with Interruption() as interruption:
         while progress.epoch < t.epochs:
             started = time.perf_counter()
-            progress = _train(t, progress, meter, lambda: interruption.asked)
-            acc1 = evaluate(t.step, t.test, lambda: interruption.asked)
+            progress = _train(t, progress, meter, lambda: _any(t.peers, interruption.asked))
+            acc1 = evaluate(t.step, t.test, lambda: interruption.asked, t.peers)
             if acc1 is None or progress.batch < len(t.train):
                 t.save(progress, False)
                 break
@@ -110,19 +125,40 @@ def fit(training: Training, progress: Progress) -> Outcome:
             t.save(progress, best)
             if t.max_steps is not None and progress.steps >= t.max_steps:
                 break
-        interrupted = interruption.asked and progress.epoch < t.epochs
+        interrupted = _any(t.peers, interruption.asked) and progress.epoch < t.epochs
     return Outcome(progress, acc1, interrupted, meter.total)
 
 
-def evaluate(step: Step, batches: Batches, interrupted: Callable[[], bool] = lambda: False) -> float | None:
-    """Top-1 accuracy over a split, a fraction; None if interrupted."""
+def _any(peers: Peers | None, flag: bool) -> bool:
+    """Whether any rank raises the flag, so that all ranks do the same."""
+    return flag if peers is None else True in peers.exchange(flag)
+
+
+def evaluate(
+    step: Step, batches: Batches | None, interrupted: Callable[[], bool] = lambda: False, peers: Peers | None = None
+) -> float | None:
+    """Top-1 accuracy over a split, a fraction; None if interrupted. With ``peers`` each rank brings a part of the split."""
+    if peers is not None:
+        peers.agree()
+    found = _correct(step, batches, interrupted)
+    parts = [found] if peers is None else peers.exchange(found)
+    whole = [part for part in parts if part is not None]
+    if len(whole) < len(parts):
+        return None
+    return float(sum(right for right, _ in whole) / sum(count for _, count in whole))
+
+
+def _correct(step: Step, batches: Batches | None, interrupted: Callable[[], bool]) -> tuple[int, int] | None:
+    """Samples classified rightly, and all samples; None if interrupted."""
+    if batches is None:
+        return 0, 0
     correct = 0
     with closing(batches.epoch(0)) as whole:
         for x, y in whole:
             if interrupted():
                 return None
             correct += int(np.count_nonzero(step.evaluate(x).argmax(axis=1) == y))
-    return correct / len(batches.dataset)
+    return correct, len(batches.dataset)
 
 
 def unusable_tail(graph: Graph, tail: int | None) -> str | None:
@@ -149,27 +185,32 @@ def _train(t: Training, progress: Progress, meter: Meter, interrupted: Callable[
             done = progress.batch + 1
             updates = done == total or done % t.accumulate == 0
             lr = t.rate(progress.updates)
-            pending.append((len(y), t.step.run(x, y, lr=lr, update=True if updates else None)))
+            whole = t.train.samples(progress.batch)
+            extra: dict[str, Any] = {} if t.peers is None else {"of": whole}
+            result = t.step.run(x, y, lr=lr, update=True if updates else None, **extra)
+            pending.append((t.train.counted(progress.batch), result))
             progress = replace(progress, batch=done, steps=progress.steps + 1, updates=progress.updates + int(updates))
             bar.advance()
-            meter.count(len(y))
+            meter.count(whole)
             if done % t.print_freq == 0:
-                progress, loss = _read(pending, progress, lr)
+                progress, loss = _read(pending, progress, lr, t.peers)
                 speed = meter.lap()
                 bar.show(f"{title}[{done:>{width}}/{total}]  loss {loss:.4f}  lr {lr:.4g}  {speed:,.0f} images/s")
                 t.log.write(
                     kind="step", step=progress.steps, epoch=progress.epoch, batch=done, update=progress.updates,
                     loss=loss, lr=lr, images_per_second=speed,
                 )  # fmt: skip
-        progress, _ = _read(pending, progress, t.rate(max(progress.updates - 1, 0)))
+        progress, _ = _read(pending, progress, t.rate(max(progress.updates - 1, 0)), t.peers)
     meter.stop()
     return progress
 
 
-def _read(pending: list[tuple[int, Result]], progress: Progress, lr: float) -> tuple[Progress, float]:
-    """Read the pending losses into the progress; also their mean."""
+def _read(
+    pending: list[tuple[int, Result]], progress: Progress, lr: float, peers: Peers | None
+) -> tuple[Progress, float]:
+    """Read the pending losses, of all ranks, into the progress; also their mean."""
     before = progress.loss_samples, progress.loss_sum
-    total, samples = progress.loss_sum, progress.loss_samples
+    total, samples = (progress.loss_sum, progress.loss_samples) if peers is None else (0.0, 0)
     for number, (count, result) in enumerate(pending, start=1):
         loss = result.loss
         if not math.isfinite(loss):
@@ -179,6 +220,10 @@ def _read(pending: list[tuple[int, Result]], progress: Progress, lr: float) -> t
             )
         total, samples = total + loss * count, samples + count
     pending.clear()
+    if peers is not None:
+        sums = peers.exchange((total, samples))
+        total = progress.loss_sum + sum(each for each, _ in sums)
+        samples = progress.loss_samples + sum(count for _, count in sums)
     mean = (total - before[1]) / max(samples - before[0], 1)
     return replace(progress, loss_sum=total, loss_samples=samples), mean
 

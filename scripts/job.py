@@ -8,23 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import layup
 import minidnn
 import models
 from minidnn.data import Augment, Batches, Splits, load
 from minidnn.defaults import DEFAULTS, Facts, known_facts, name_of
-from minidnn.errors import UserError, nearest
+from minidnn.errors import UserError
 from minidnn.layers import BatchNorm, Graph, SoftmaxCrossEntropy
 from minidnn.optim import SGD, Adam, Optimizer
+from minidnn.parallel.communicator import Communicator
+from minidnn.parallel.step import ParallelStep
 from minidnn.schedule.instruction import Op
-from minidnn.schedule.plan import Plan, keep, naive
+from minidnn.schedule.plan import Decision, Plan, keep, naive
+from minidnn.schedule.ranks import Strategy
 from minidnn.schedule.recipe import Recipe
 from minidnn.schedule.simulate import MemoryProfile
 from minidnn.screen import byte_table
 from minidnn.step import CompiledStep
 from minidnn.trainer import unusable_tail
-
-POLICIES = {"auto": keep, "keep": keep, "naive": naive}
-"""``auto`` is ``keep`` until there is a planner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Job:
         args: all options, none open.
         facts: the sizes of the data set that the step was compiled for.
         device: what it was compiled for; None: planned only.
+        planned: how the plan was made, with a reason for every decision; None: it was read from a file.
         naive, keep: what the same step takes under these two plans.
         dropped: the batch norm that cannot use the last batch of an epoch, which is therefore left out; or None.
         notes: what a person should know before it runs.
@@ -44,6 +46,7 @@ class Job:
     facts: Facts
     graph: Graph
     step: CompiledStep
+    planned: layup.Planned | None
     device: str | None
     naive: MemoryProfile
     keep: MemoryProfile
@@ -55,12 +58,13 @@ class Job:
         """Whether training leaves out a smaller last batch."""
         return bool(self.args.drop_last) or self.dropped is not None
 
-    def batches(self, splits: Splits) -> tuple[Batches, Batches]:
-        """Training batches, shuffled and augmented, and test batches, in order and whole."""
+    def batches(self, splits: Splits, rank: int = 0, ranks: int = 1) -> tuple[Batches, Batches]:
+        """Training batches, a rank's share of each, shuffled and augmented, and test batches, in order and whole."""
         args, defaults = self.args, DEFAULTS[name_of(self.args.data)]
         augment = Augment(defaults.pad, defaults.flip) if args.augment else None
         common = {"seed": args.seed, "workers": args.workers}
-        train = Batches(splits.train, args.batch_size, augment=augment, drop_last=self.drop_last, **common)
+        mine = {**common, "drop_last": self.drop_last, "rank": rank, "ranks": ranks}
+        train = Batches(splits.train, args.batch_size, augment=augment, **mine)
         return train, Batches(splits.test, args.batch_size, shuffle=False, **common)
 
     def table(self) -> str:
@@ -76,6 +80,21 @@ class Job:
             [(name, (row.peak_bytes, row.reserved_bytes, row.host_bytes)) for name, row in rows],
         )
 
+    def decisions(self) -> list[str]:
+        """What the plan moves and repeats, a line each kind, with one layer and the reason for it."""
+        lines = []
+        for decision, what in ((Decision.OFFLOAD, "offloaded"), (Decision.RECOMPUTE, "recomputed")):
+            layers = [name for name, made in self.step.plan.decisions.items() if made is decision]
+            if layers:
+                reasons = {} if self.planned is None else self.planned.reasons
+                first = next((name for name in layers if name in reasons), layers[0])
+                why = reasons.get(first, "as the plan file says")
+                lines.append(f"{len(layers)} layers {what}, such as {first} ({why})")
+        if self.step.plan.streamed:
+            groups = self.step.program.persistent.groups
+            lines.append(f"parameters live in pinned host memory and visit in {len(groups)} groups")
+        return lines
+
     def figures(self) -> dict[str, Any]:
         """The same as plain data, and what the plan moves and repeats."""
         measured = self.step.measured
@@ -90,7 +109,8 @@ class Job:
             "outside_bytes": 0,  # the emulated device has neither context nor libraries
             "offloaded_bytes": sum(v.spec.nbytes for row in rows if row.op is Op.OFFLOAD for v in row.reads),
             "recompute_fraction": repeated / forward if forward else 0.0,
-            "ranks": 1,
+            "ranks": self.step.ranks.size if isinstance(self.step, ParallelStep) else 1,
+            "strategy": str(self.step.ranks.strategy.name) if isinstance(self.step, ParallelStep) else None,
         }
 
 
@@ -98,13 +118,21 @@ def _bytes_and_time(profile: Any) -> dict[str, Any]:
     return {key: getattr(profile, key) for key in ("peak_bytes", "reserved_bytes", "host_bytes", "step_seconds")}
 
 
-def assemble(args: Namespace, *, device: str | None, facts: Facts | None = None) -> Job:
+def assemble(
+    args: Namespace,
+    *,
+    device: str | None,
+    facts: Facts | None = None,
+    communicator: Communicator | None = None,
+    strategy: Strategy | None = None,
+) -> Job:
     """Build the graph, choose the plan and compile; reads no data.
 
     Args:
         args: completed; the learning rate, which may depend on the net, is filled in here.
         device: None plans only.
         facts: sizes of the data set; None: the known ones.
+        communicator, strategy: of data parallelism; rank 0's plan is that of all ranks.
 
     Raises:
         UserError, DoesNotFit: before any data is read.
@@ -115,38 +143,77 @@ def assemble(args: Namespace, *, device: str | None, facts: Facts | None = None)
     if args.lr is None:
         args.lr = 1e-3 if args.opt == "adam" else DEFAULTS[name_of(args.data)].lr * (1.0 if has_norm else 0.1)
     tail = None if args.drop_last else facts.train % args.batch_size or None
-    dropped = unusable_tail(graph, tail)
-    common: dict[str, Any] = {
-        "optimizer": optimizer(args),
-        "profile": args.profile,
-        "precision": args.precision,
-        "seed": args.seed,
-        "tail": None if dropped else tail,
-        "accumulate": args.accum,
-        "workspace_limit": args.workspace_limit,
-    }
-    if args.recipe is not None and args.workspace_limit is not None:
-        raise UserError(f"--recipe {args.recipe} has a workspace limit of its own: leave out --workspace-limit")
-    recipe = None if args.recipe is None else Recipe.from_json(read_json(args.recipe))
-    plan, planned_for = choose_plan(args)
-    step = minidnn.compile(
-        graph, plan, device=device, memory=args.memory, host_memory=args.host_memory, recipe=recipe,
-        allocator=args.allocator, **common,
-    )  # fmt: skip
+    size = 1 if communicator is None else communicator.size
+    smallest = None if tail is None else max(1, tail // size)  # share of a rank
+    dropped = unusable_tail(graph, smallest)
+    if args.batch_size // size == 1 < size and (norm := unusable_tail(graph, 1)) is not None:
+        raise UserError(
+            f"-b {args.batch_size} on {size} ranks leaves a rank with one image, of which {norm} sees one value per channel: "
+            f"give a batch of at least {2 * size}"
+        )
+    same = {**request_options(args), "tail": None if dropped else tail, "device": device, "allocator": args.allocator}
+    same |= {} if communicator is None else {"communicator": communicator, "strategy": strategy}
+    read = read_plan(args)
+    planned = planned_for = None
+    if read is None:
+        planned = layup.plan(graph, args.memory, args.policy or "auto", **same)
+        plan = planned.plan if communicator is None else _plan_of_rank_0(planned.plan, communicator, device)
+        if plan == planned.plan:
+            step = planned.context.request.step(planned.plan, planned.program, planned.memory)
+        else:
+            planned = None
+            step = minidnn.compile(graph, plan, memory=args.memory, **_without(same, "streamed", "theta"))
+    else:
+        plan, planned_for = read
+        step = minidnn.compile(graph, plan, memory=args.memory, **_without(same, "streamed", "theta"))
+    common = {**_without(same, "streamed", "theta", "host_memory"), "device": None, "recipe": step.recipe}
+    common["workspace_limit"] = None
 
     notes = []
     if dropped is not None:
         notes.append(
-            f"the last batch of an epoch has one image, of which {dropped} sees one value per channel: left out in training "
-            "(not in evaluation), and counted"
+            f"the last batch of an epoch has one image{' a rank' * (size > 1)}, of which {dropped} sees one value per channel: "
+            "left out in training (not in evaluation), and counted"
         )
     if planned_for not in (None, step.recipe.hash):
         notes.append(f"the plan {args.plan} was made for the recipe {planned_for}; this run has {step.recipe.hash}")
 
-    def profile_of(plan: Plan) -> MemoryProfile:
-        return minidnn.compile(graph, plan, device=None, recipe=step.recipe, **common).profile
+    if planned is not None:
+        notes += planned.notices
 
-    return Job(args, facts, graph, step, device, profile_of(naive()), profile_of(keep()), dropped, tuple(notes))
+    def profile_of(plan: Plan) -> MemoryProfile:
+        return minidnn.compile(graph, plan, **common).profile
+
+    return Job(
+        args, facts, graph, step, planned, device, profile_of(naive()), profile_of(keep()), dropped, tuple(notes)
+    )
+
+
+def _plan_of_rank_0(plan: Plan, communicator: Communicator, device: str | None) -> Plan:
+    """The plan all ranks carry out: its own where ranks have shares of one size, else that of rank 0, the largest."""
+    return plan if device is None else Plan.from_json(communicator.exchange(plan.to_json())[0])
+
+
+def request_options(args: Namespace) -> dict[str, Any]:
+    """The options that ``layup.plan`` and its kin take besides graph, budget and policy. Reads a recipe file."""
+    if args.recipe is not None and args.workspace_limit is not None:
+        raise UserError(f"--recipe {args.recipe} has a workspace limit of its own: leave out --workspace-limit")
+    return {
+        "optimizer": optimizer(args),
+        "profile": args.profile,
+        "precision": args.precision,
+        "seed": args.seed,
+        "accumulate": args.accum,
+        "workspace_limit": args.workspace_limit,
+        "recipe": None if args.recipe is None else Recipe.from_json(read_json(args.recipe)),
+        "host_memory": args.host_memory,
+        "streamed": ("*",) if args.stream else (),
+        "theta": 1.0 if args.theta is None else args.theta,
+    }
+
+
+def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
 
 
 def build_graph(args: Namespace, facts: Facts) -> Graph:
@@ -177,21 +244,16 @@ def optimizer(args: Namespace) -> Optimizer:
     return SGD(lr=args.lr, momentum=args.momentum, nesterov=args.opt == "nesterov", weight_decay=args.wd)
 
 
-def choose_plan(args: Namespace) -> tuple[Plan, str | None]:
-    """The plan of ``--plan`` or ``--policy``, and the hash of the recipe a file says it was made for.
-
-    It looks at no budget yet.
-    """
-    if args.plan is not None:
-        if args.policy is not None:
-            raise UserError(f"--plan {args.plan} and --policy {args.policy} both say what is planned: give one of them")
-        data = read_json(args.plan)
-        made_for = data.pop("recipe_hash", None)
-        return Plan.from_json(data), made_for
-    policy = args.policy or "auto"
-    if policy not in POLICIES:
-        raise UserError(f"unknown policy {policy!r}; {nearest(policy, POLICIES)}")
-    return POLICIES[policy](), None
+def read_plan(args: Namespace) -> tuple[Plan, str | None] | None:
+    """The plan of ``--plan``, and the hash of the recipe it says it was made for; None if a policy makes the plan."""
+    if args.plan is None:
+        return None
+    for option, given in (("--policy", args.policy), ("--theta", args.theta), ("--stream", args.stream or None)):
+        if given is not None:
+            raise UserError(f"--plan {args.plan} and {option} both say what is planned: give one of them")
+    data = read_json(args.plan)
+    made_for = data.pop("recipe_hash", None)
+    return Plan.from_json(data), made_for
 
 
 def choose_device(name: str, profile: str) -> tuple[str, str]:
@@ -211,7 +273,10 @@ def load_data(job: Job) -> tuple[Job, Splits]:
     if facts == job.facts:
         return job, splits
     job.step.close()
-    return assemble(args, device=job.device, facts=facts), splits
+    team: dict[str, Any] = {}
+    if isinstance(job.step, ParallelStep):
+        team = {"communicator": job.step.communicator, "strategy": job.step.ranks.strategy}
+    return assemble(args, device=job.device, facts=facts, **team), splits
 
 
 def read_json(path: str) -> dict[str, Any]:

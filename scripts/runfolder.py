@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from job import Job
+from layup.report import waterfall, write_report
 from minidnn.checkpoint import BEST, LAST, Metadata, Progress, newest, save
 from minidnn.commandline import TRAINING
 from minidnn.errors import UserError
 from minidnn.metrics import MetricsLog, provenance, write_json
+from minidnn.schedule.plan import keep, naive
 from minidnn.schedule.timing import schedule_times
 from minidnn.trace import TracedSchedule, write_trace
 from minidnn.trainer import Outcome
+
+MOST_LAYERS = 1000
+"""Nets with more layers get no waterfall in their report: each of its bars is a plan of its own."""
 
 
 def choose_folder(output: str | None, resumed: Path | None, data: str, arch: str) -> Path:
@@ -55,12 +60,28 @@ class RunFolder:
         times = schedule_times(schedule.rows, step.gpu, step.precision.name)
         fixed = (*step.program.persistent.buffers, *step.program.persistent.host_buffers)
         write_trace(self.path / "trace.json", [TracedSchedule("train", schedule.rows, times, fixed)])
+        self._report()
         return MetricsLog(self.path / "metrics.jsonl", progress.steps)
+
+    def _report(self) -> None:
+        """Draw the step. The waterfall compiles a plan for each technique, which takes long for very deep nets."""
+        job = self._job
+        step = job.step
+        known = [(naive(), job.naive), (keep(), job.keep)]
+        stages = waterfall(step, known) if len(step.graph.nodes) <= MOST_LAYERS else ()
+        title = f"{job.args.arch}, {job.args.data}"
+        budget = None if job.planned is None else job.planned.memory
+        path = self.path / "report.html"
+        write_report(path, step, planned=job.planned, waterfall=stages, memory=budget, title=title)
+
+    def tensors(self) -> dict[str, Any]:
+        """All that a checkpoint holds. Every rank takes part."""
+        return self._job.step.state_dict() | self._job.step.optimizer_state_dict()
 
     def save(self, progress: Progress, best: bool) -> None:
         """Save the last checkpoint and, where it is that, the best."""
         step, args = self._job.step, self._job.args
-        tensors = step.state_dict() | step.optimizer_state_dict()
+        tensors = self.tensors()
         options = {name: getattr(args, name) for name in TRAINING}
         metadata = Metadata(progress, args.seed, options, step.recipe.hash)
         save(self.path / LAST, tensors, metadata)
@@ -69,9 +90,15 @@ class RunFolder:
 
     def summary(self, outcome: Outcome) -> dict[str, Any]:
         """Write ``summary.json``, and return what it holds. ``acc1`` and ``best_acc1`` are fractions."""
+        data = self.figures(outcome)
+        write_json(self.path / "summary.json", data)
+        return data
+
+    def figures(self, outcome: Outcome) -> dict[str, Any]:
+        """What the summary holds."""
         progress = outcome.progress
         known = [a for a in (progress.best_acc1, outcome.acc1) if a is not None]
-        data = {
+        return {
             "best_acc1": max(known, default=None),
             "acc1": outcome.acc1,
             "epochs": progress.epoch,
@@ -82,5 +109,3 @@ class RunFolder:
             **self._job.figures(),
             **provenance(self._job.args.seed),
         }
-        write_json(self.path / "summary.json", data)
-        return data

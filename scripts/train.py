@@ -7,20 +7,25 @@ import threads  # noqa: F401
 # isort: split
 import math
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from typing import Any
 
 import numpy as np
 
+import ranked
 from job import Job, assemble, choose_device, load_data
 from minidnn.checkpoint import Checkpoint, Progress
 from minidnn.commandline import Parser, add_memory, add_model, add_training, complete, run
 from minidnn.data import Batches
 from minidnn.lr_schedule import LearningRate, parse_shape
+from minidnn.parallel.step import ParallelStep
+from minidnn.parallel.team import Team
 from minidnn.screen import Screen
-from minidnn.trainer import Outcome, Training, evaluate, fit
+from minidnn.trainer import Outcome, Peers, Training, evaluate, fit
 from resume import check_unchanged, find_checkpoint, notices
-from runfolder import RunFolder, choose_folder
+from runfolder import RunFolder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,8 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser((__doc__ or "").strip())
     for add in (add_model, add_training, add_memory):
         add(parser)
-    args = parser.parse_args(argv)
-    screen = Screen()
+    args = ranked.once(lambda: parser.parse_args(argv))
+    team = ranked.start(args)
+    with ranked.context(team):
+        return train(args, team)
+
+
+def train(args: Namespace, team: Team | None) -> int:
+    """Do what the options say, on this rank."""
+    screen = ranked.screen_of(team)
     path = find_checkpoint(args, screen)
     saved = None
     if path is not None:
@@ -40,17 +52,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = complete(args, None if saved is None else saved.args)
     if saved is not None:
         check_unchanged(args, saved)
-    job = assemble(args, device=None if args.dry_run else device)
+    peers: dict[str, Any] = {}
+    if team is not None:
+        peers = {"communicator": team.communicator, "strategy": ranked.strategy_of(args)}
+    job = assemble(args, device=None if args.dry_run else device, **peers)
     if args.dry_run:
         screen.line(f"{describe(job)}\n{job.table()}")
         return 0
-    folder = choose_folder(args.output, None if saved is None else path, args.data, args.arch)
+    folder = ranked.folder_of(team, args, None if saved is None else path)
     with ExitStack() as stack:
         # A loss that runs away ends the run with a sentence of ours; NumPy's warnings on the way there would hide it.
         stack.enter_context(np.errstate(over="ignore", invalid="ignore", divide="ignore"))
         stack.callback(lambda: job.step.close())
         job, splits = load_data(job)
-        train, test = job.batches(splits)
+        ranked.same_data(team, splits)
+        train, test = ranked.batches(job, splits)
         screen.line(describe(job, len(splits.test)))
         progress = Progress() if saved is None else saved.progress
         if path is not None:
@@ -59,12 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if saved is not None and not args.evaluate:
                     job.step.load_optimizer_state_dict(checkpoint.optimizer())
         if args.evaluate:
-            return evaluate_only(job, test, screen)
+            return evaluate_only(job, test, len(splits.test), screen)
         rate = rate_of(job, train)
         if saved is not None:
             for notice in notices(job, saved, rate):
                 screen.line(f"notice: {notice}")
-        return train_and_report(job, train, test, rate, progress, RunFolder(folder, job), screen)
+        return train_and_report(job, train, test, rate, progress, ranked.open_folder(team, folder, job), screen)
 
 
 def describe(job: Job, test: int | None = None) -> str:
@@ -72,7 +88,8 @@ def describe(job: Job, test: int | None = None) -> str:
     a, f = job.args, job.facts
     left_out = f.train % a.batch_size if job.drop_last else 0
     steps = f.train // a.batch_size if job.drop_last else -(-f.train // a.batch_size)
-    tail = f", the last of {job.step.tail}" if job.step.tail else f", {left_out} samples left out" if left_out else ""
+    rest = f.train % a.batch_size
+    tail = f", the last of {rest}" if rest and not job.drop_last else f", {left_out} samples left out" if left_out else ""
     size = a.image_size or f.height
     images = f"{f.train:,} training images" if test is None else f"{f.train:,} training and {test:,} test images"
     lines = [
@@ -83,7 +100,8 @@ def describe(job: Job, test: int | None = None) -> str:
         + (f", an update every {a.accum} batches" if a.accum > 1 else "")
         + f"; plan {job.step.plan.policy}",
     ]
-    lines += [f"notice: {note}" for note in job.notes]
+    lines += [ranked.describe(job.step)] if isinstance(job.step, ParallelStep) else []
+    lines += [*job.decisions(), *(f"notice: {note}" for note in job.notes)]
     return "\n".join(lines)
 
 
@@ -93,17 +111,27 @@ def rate_of(job: Job, train: Batches) -> LearningRate:
     return LearningRate(a.lr, math.ceil(len(train) / a.accum), a.epochs, parse_shape(a.lr_sched), a.warmup)
 
 
-def evaluate_only(job: Job, test: Batches, screen: Screen) -> int:
+def peers_of(job: Job) -> Peers | None:
+    """The step, where it has peers."""
+    return job.step if isinstance(job.step, ParallelStep) else None
+
+
+def evaluate_only(job: Job, test: Batches | None, count: int, screen: Screen) -> int:
     """Print the accuracy, and write nothing."""
-    accuracy = evaluate(job.step, test)
+    accuracy = evaluate(job.step, test, peers=peers_of(job))
     assert accuracy is not None
-    count = len(test.dataset)
     screen.line(f"Acc@1 {accuracy:.2%} ({round(accuracy * count):,} of {count:,} test images)")
     return 0
 
 
 def train_and_report(
-    job: Job, train: Batches, test: Batches, rate: LearningRate, progress: Progress, folder: RunFolder, screen: Screen
+    job: Job,
+    train: Batches,
+    test: Batches | None,
+    rate: LearningRate,
+    progress: Progress,
+    folder: RunFolder,
+    screen: Screen,
 ) -> int:
     """Verify, train, and say how it ended; return the exit code."""
     args = job.args
@@ -117,7 +145,7 @@ def train_and_report(
     training = Training(
         step=job.step, train=train, test=test, rate=rate, epochs=args.epochs, save=folder.save, log=folder.begin(progress),
         screen=screen, accumulate=args.accum, max_steps=args.max_steps, dropped=int(job.dropped is not None),
-        print_freq=args.print_freq,
+        print_freq=args.print_freq, peers=peers_of(job),
     )  # fmt: skip
     outcome = fit(training, progress)
     summary = folder.summary(outcome)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from minidnn.fuse import fuse
 from minidnn.schedule.analysis import Analysis, aux_key
 from minidnn.schedule.instruction import Op
 from minidnn.schedule.plan import Decision
@@ -44,12 +45,13 @@ class LayerBill:
 
 def layer_bills(step: CompiledStep, reasons: Mapping[str, str] | None = None) -> list[LayerBill]:
     """The bill of every layer, in forward order. ``reasons``: by the layer that decides."""
-    analysis = Analysis(step.graph, step.precision)
+    graph = fuse(step.graph, step.recipe.fusions).graph
+    analysis = Analysis(graph, step.precision)
     units = analysis.units()
     decisions = analysis.decisions(step.plan)
     stored = analysis.stored(decisions)
     bills: dict[str, LayerBill] = {}
-    for node in step.graph.nodes:
+    for node in graph.nodes:
         decision = decisions.get(node.name, Decision.KEEP)
         bill = LayerBill(node.name, node.layer.kind, units[node.name], decision.value)
         sizes = {node.output.name: analysis.specs[node.output].nbytes}

@@ -98,10 +98,11 @@ def text(comparison: Comparison) -> str:
         if beyond := [row.policy for row in rows if not row.fits]:
             cells.append((f"  does not fit: {', '.join(beyond)}",))
     widths = [max(len(row[i]) for row in cells if len(row) > 1) for i in range(len(head))]
-    return "\n".join(
-        row[0] if len(row) == 1 else "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in cells
-    )  # fmt: skip
+    return "\n".join(row[0] if len(row) == 1 else _line(row, widths) for row in cells)
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
 
 
 def _cells(row: Row, keep_seconds: float) -> tuple[str, ...]:

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from layup.report.bill import bill_data, layer_bills
 from layup.report.view import CATEGORIES, DECISIONS, NAMES, OPS, ROLES, Strings, view
-from layup.report.waterfall import Stage, compile_like
+from layup.report.waterfall import Stage, program_like
 from layup.report.waterfall import waterfall as make_waterfall
 from minidnn.graph import Role
 from minidnn.metrics import provenance, write_text
-from minidnn.schedule.instruction import COMPUTE, Op
 from minidnn.schedule import plan as plans
+from minidnn.schedule.instruction import COMPUTE, Op
 from minidnn.spec import BLOCK_BYTES
 from minidnn.step import CompiledStep
 
@@ -59,9 +59,7 @@ def write_report(
         memory: the budget in bytes, to be drawn; it may be one that the step exceeds.
         title: names the net and the data.
     """
-    data = report_data(
-        step, planned=planned, naive=naive, curve=curve, waterfall=waterfall, memory=memory, title=title
-    )
+    data = report_data(step, planned=planned, naive=naive, curve=curve, waterfall=waterfall, memory=memory, title=title)
     write_text(Path(path), render(data))
 
 
@@ -77,19 +75,21 @@ def report_data(
 ) -> dict[str, Any]:
     """All that the pages show, as plain data. Sizes of ``views`` are in blocks of ``block`` bytes; see ``layup.report.view``."""
     strings = Strings()
-    if naive is None and step.plan.policy != "naive":
-        naive = compile_like(step, plans.naive())
+    other = naive.program if naive is not None else None
+    if other is None and step.plan != plans.naive():
+        other = program_like(step, plans.naive())
     if waterfall is None:
-        known = [] if naive is None else [(naive.plan, naive.profile)]
-        waterfall = make_waterfall(step, known)
+        waterfall = make_waterfall(step, [] if other is None else [(plans.naive(), other.prediction)])
     keep = next((s for s in waterfall if not s.plan.decisions and not s.plan.streamed and _reuses_all(s, step)), None)
     profile, precision = step.profile, step.precision.name
     rows = step.program["train"].rows
     forward = sum(row.flops for row in rows if row.op is Op.FORWARD)
     made = provenance(step.seed)
-    views = {"plan": view(step.program, step.program["train"], step.gpu, precision, strings)}
-    if naive is not None:
-        views["naive"] = view(naive.program, naive.program["train"], naive.gpu, precision, strings)
+    bills = layer_bills(step, None if planned is None else planned.reasons)
+    decisions = {bill.name: bill.decision for bill in bills}
+    views = {"plan": view(step.program, step.program["train"], step.gpu, precision, strings, decisions)}
+    if other is not None:
+        views["naive"] = view(other, other["train"], step.gpu, precision, strings, {})
     return {
         "format": FORMAT,
         "title": title,
@@ -119,7 +119,7 @@ def report_data(
         "stream_bytes": _copied(step),
         "waterfall": [_stage_data(stage) for stage in waterfall],
         "curve": None if curve is None else dict(curve),
-        "bill": bill_data(layer_bills(step, None if planned is None else planned.reasons), strings),
+        "bill": bill_data(bills, strings),
         "views": views,
         "strings": strings.texts,
     }

@@ -4,7 +4,8 @@ Lists that belong together are columns of equal length. Texts are numbers into o
 of 512, of which every footprint and offset is a multiple; times are whole nanoseconds, 0 is the end of the step before.
 
 ``rows``: what runs, in list order: ``op target stream start seconds``; ``touches``: buffers each row writes, then reads.
-``buffers``: one rectangle each: address, size, and the half-open range of *events* for which it is alive.
+``buffers``: one rectangle each: address, size, and the half-open range of *events* for which it is alive. A buffer may hold
+several values, one after another in place (``holds``); it is named after the last, whose layer's decision is why it lives.
 ``spaces``: for the slab and the pinned slab, every ALLOC and FREE is an event: the row it comes before, and the allocator's
 counter after it, read from the engine's own curve and never summed up from the rectangles. ``categories``: the same bytes
 by what they are for, as ``event, blocks`` pairs where they change.
@@ -40,6 +41,7 @@ CATEGORIES = {
 NAMES = tuple(dict.fromkeys(CATEGORIES.values()))
 ROLES = tuple(role.value for role in Role)
 DECISIONS = ("", "keep", "offload", "recompute", "streamed")
+_NAMED = (Role.ACTIVATION, Role.GRAD)
 MOST_RECTANGLES = 12000
 """A view with more buffers merges the rest, those of the smallest area (bytes times rows), into one sum."""
 MOST_TOUCHES = 12000
@@ -72,6 +74,18 @@ class _Life:
     born: int
     died: int = -1
     shape: str = ""
+    values: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Of the last value it holds; of what lives as long as the program, the buffer's own."""
+        return self.values[-1] if self.values else self.buffer.name
+
+    @property
+    def layer(self) -> str:
+        """The layer that makes this value."""
+        role = self.buffer.role
+        return self.name.partition(":")[0] if role is Role.ACTIVATION and self.values else self.buffer.layer
 
 
 @dataclass(slots=True)
@@ -83,8 +97,15 @@ class _Space:
     lives: list[_Life] = field(default_factory=list)
 
 
-def view(program: Program, schedule: Schedule, gpu: Profile, precision: str, strings: Strings) -> dict[str, Any]:
-    """One steady step of a schedule as plain data."""
+def view(
+    program: Program,
+    schedule: Schedule,
+    gpu: Profile,
+    precision: str,
+    strings: Strings,
+    decisions: Mapping[str, str],
+) -> dict[str, Any]:
+    """One steady step of a schedule as plain data. ``decisions``: by layer; layers that are not in it keep."""
     rows = schedule.rows
     position: list[int] = []  # of every row: how many rows run before it
     running: list[int] = []
@@ -97,7 +118,7 @@ def view(program: Program, schedule: Schedule, gpu: Profile, precision: str, str
         DEVICE: _space(DEVICE, rows, position, schedule, persistent.buffers),
         HOST: _space(HOST, rows, position, schedule, persistent.host_buffers),
     }
-    _shapes(rows, [life for space in spaces.values() for life in space.lives])
+    _contents(rows, [life for space in spaces.values() for life in space.lives])
     times = steady_times(rows, gpu, precision)
     lives, merged_area = _choose(spaces.values())
     number = {life.buffer: i for i, life in enumerate(lives)}
@@ -118,11 +139,12 @@ def view(program: Program, schedule: Schedule, gpu: Profile, precision: str, str
             "duration": [times[i][1] - times[i][0] for i in running],
         },
         "buffers": {
-            "name": [strings(life.buffer.name) for life in lives],
-            "layer": [strings(life.buffer.layer) for life in lives],
+            "name": [strings(life.name) for life in lives],
+            "layer": [strings(life.layer) for life in lives],
+            "holds": [[strings(name) for name in life.values] if len(life.values) > 1 else [] for life in lives],
             "shape": [strings(life.shape) for life in lives],
             "role": [ROLES.index(life.buffer.role.value) for life in lives],
-            "decision": [DECISIONS.index(life.buffer.decision) for life in lives],
+            "decision": [DECISIONS.index(_decision(life, decisions)) for life in lives],
             "host": [int(life.buffer.space == HOST) for life in lives],
             "persistent": [int(life.buffer.persistent) for life in lives],
             "blocks": [_blocks(life.buffer) for life in lives],
@@ -240,16 +262,28 @@ def _area(life: _Life, space: _Space) -> int:
     return _blocks(life.buffer) * max(end - space.at[life.born], 1)
 
 
-def _shapes(rows: Sequence[Instruction], lives: Sequence[_Life]) -> None:
-    """The shape of every buffer, as the first row that touches it sees it."""
-    wanted = {life.buffer: life for life in lives if not life.buffer.persistent}
+def _contents(rows: Sequence[Instruction], lives: Sequence[_Life]) -> None:
+    """Shape of every buffer, as the first row that touches it sees it, and the names of the values written to it."""
+    found = {life.buffer: life for life in lives if not life.buffer.persistent}
     for row in rows:
-        if row.op in MEMORY_OPS or not wanted:
+        if row.op in MEMORY_OPS:
             continue
         scratch = () if row.workspace is None else (row.workspace,)
         for value in (*row.writes, *row.reads, *scratch):
-            if (life := wanted.pop(value.buffer, None)) is not None:
+            if (life := found.get(value.buffer)) is not None and not life.shape:
                 life.shape = str(value.spec)
+        for value in row.writes:
+            life = found.get(value.buffer)
+            if life is not None and value.buffer.role in _NAMED and value.name not in life.values:
+                life.values.append(value.name)
+
+
+def _decision(life: _Life, decisions: Mapping[str, str]) -> str:
+    """Why a buffer is there: the decision about the value it holds last; streamed parameters and copies say it themselves."""
+    own = life.buffer.decision
+    if life.buffer.role is not Role.ACTIVATION or life.buffer.space == HOST or not own:
+        return own
+    return decisions.get(life.layer, "keep")
 
 
 def steady_times(rows: Sequence[Instruction], gpu: Profile, precision: str) -> list[tuple[int, int]]:
@@ -261,7 +295,9 @@ def steady_times(rows: Sequence[Instruction], gpu: Profile, precision: str) -> l
     if not count:
         return []
     second = [
-        row._replace(waits=tuple(Wait(wait.row + count * (1 - wait.lag)) for wait in row.waits)) if row.waits else row
+        row._replace(waits=tuple(Wait(w.row + count * (1 - w.lag)) for w in row.waits if w.row < count))
+        if row.waits
+        else row
         for row in rows
     ]
     first = [row._replace(waits=tuple(w for w in row.waits if not w.lag)) if row.waits else row for row in rows]

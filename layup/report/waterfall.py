@@ -10,8 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import minidnn
+from minidnn.fuse import fuse
+from minidnn.request import Request
 from minidnn.schedule.plan import Decision, Plan, naive
+from minidnn.schedule.program import Program
 from minidnn.schedule.simulate import MemoryProfile
 from minidnn.schedule.text import human_bytes
 from minidnn.step import CompiledStep
@@ -57,24 +59,28 @@ class Known(NamedTuple):
     profile: MemoryProfile
 
 
-def compile_like(step: CompiledStep, plan: Plan) -> CompiledStep:
-    """Compile another plan for the very request of ``step``, without a device and without a budget."""
-    return minidnn.compile(
-        step.graph,
-        plan,
-        step.optimizer,
-        device=None,
-        profile=step.gpu,
-        precision=step.precision.name,
+def program_like(step: CompiledStep, plan: Plan) -> Program:
+    """Build the program of another plan for the very request of ``step``. Looks at no budget, and allocates nothing."""
+    graph = fuse(step.graph, step.recipe.fusions).graph
+    request = Request(
+        source=step.graph,
+        graph=graph,
+        tail_graph=None if step.tail is None else graph.with_batch(step.tail),
+        optimizer=step.optimizer,
+        precision=step.precision,
+        gpu=step.gpu,
         recipe=step.recipe,
-        seed=step.seed,
-        tail=step.tail,
         accumulate=step.accumulate,
+        seed=step.seed,
+        allocator=step.allocator,
+        device=None,
+        ranks=getattr(step, "ranks", None),
     )
+    return request.program(plan)
 
 
 def waterfall(step: CompiledStep, known: Iterable[tuple[Plan, MemoryProfile]] = ()) -> list[Stage]:
-    """The stages from ``naive`` to the plan of ``step``, each compiled (about as long as compiling ``step``, for each used one).
+    """The stages from ``naive`` to the plan of ``step``. Each that is used takes about as long as compiling ``step`` did.
 
     Args:
         step: the final plan, compiled, with or without a device.
@@ -89,7 +95,7 @@ def waterfall(step: CompiledStep, known: Iterable[tuple[Plan, MemoryProfile]] = 
             continue
         profile = next((k.profile for k in found if _same(k.plan, plan)), None)
         if profile is None:
-            profile = compile_like(step, plan).profile
+            profile = program_like(step, plan).prediction
             found.append(Known(plan, profile))
         sizes = (profile.peak_bytes, profile.reserved_bytes, profile.host_bytes)
         stages.append(Stage(name, what, True, plan, *sizes, profile.step_seconds))

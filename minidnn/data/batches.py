@@ -14,6 +14,7 @@ from minidnn.data.augment import Augment, augmented
 from minidnn.data.dataset import Dataset
 from minidnn.data.draws import Purpose, words
 from minidnn.errors import UserError
+from minidnn.schedule.ranks import length, share
 
 Indexes = NDArray[np.int64]
 Batch = tuple[NDArray[np.float32], NDArray[np.int64]]
@@ -36,6 +37,8 @@ class Batches:
         drop_last: leave out a smaller last batch (with ``shuffle``, other samples each epoch).
         workers: threads that make batches ahead, at most two each; 0 makes each batch when it is asked for.
             Threads, not processes: NumPy copies outside the interpreter lock, and nothing can be left behind.
+        rank, ranks: in data parallelism, whose share of every batch is made; ``batch`` still counts the samples of all
+            ranks. A rank without a share of a small last batch gets the last sample of it.
 
     Raises:
         UserError: a number out of range; or ``drop_last`` leaves no batch at all, so that an epoch would train nothing.
@@ -51,6 +54,8 @@ class Batches:
         shuffle: bool = True,
         drop_last: bool = False,
         workers: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         count, height, width, _ = dataset.images.shape
         if batch < 1:
@@ -74,6 +79,7 @@ class Batches:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.workers = workers
+        self.rank, self.ranks = rank, ranks
         words(seed, 0, Purpose.ORDER, 0)  # a bad seed is refused here, not in the first epoch
         # (pixel / 255 - mean) / std as pixel * scale - shift, one row at a time: long inner loops are six times faster
         std = np.asarray(dataset.std, np.float64)
@@ -91,6 +97,14 @@ class Batches:
         rest = len(self.dataset) % self.batch
         return rest if rest and not self.drop_last else None
 
+    def samples(self, number: int) -> int:
+        """Samples of all ranks in batch ``number`` of an epoch."""
+        return min(self.batch, len(self.dataset) - number * self.batch)
+
+    def counted(self, number: int) -> int:
+        """Samples of this rank in batch ``number`` that count: 0 where it has no share."""
+        return length(share(self.samples(number), self.rank, self.ranks))
+
     def order(self, epoch: int) -> Indexes:
         """The indexes of the samples in the order in which this epoch visits them, ``(N,)``."""
         if not self.shuffle:
@@ -101,7 +115,8 @@ class Batches:
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
         """The batches of an epoch from number ``start`` on: the very tail of the same epoch begun at 0.
 
-        Yields ``x`` ``(n, H, W, C)`` float32, normalised, and ``y`` ``(n,)`` int64; ``n`` is ``batch`` or ``tail``.
+        Yields ``x`` ``(n, H, W, C)`` float32, normalised, and ``y`` ``(n,)`` int64; ``n`` is ``batch`` or ``tail``, or this
+        rank's share of it.
         Closing the iterator, or running it to its end, leaves no thread behind; an error in a worker is raised here.
         """
         if not 0 <= start <= len(self):
@@ -114,7 +129,8 @@ class Batches:
         parts = [order[step * self.batch : (step + 1) * self.batch] for step in range(start, len(self))]
 
         def make(indexes: Indexes) -> Batch:
-            return self._make(indexes, draws)
+            mine = indexes[share(len(indexes), self.rank, self.ranks)]
+            return self._make(mine if len(mine) else indexes[-1:], draws)
 
         return _ahead(make, parts, self.workers) if self.workers else (make(part) for part in parts)
 

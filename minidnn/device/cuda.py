@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from minidnn.device.base import Array, Work
-from minidnn.device.cuda_libraries import INSTALL, device_count, import_cupy, numpy_dtype, open_cudnn
+from minidnn.device.cuda_libraries import (
+    INSTALL,
+    device_count,
+    import_cupy,
+    numpy_dtype,
+    open_cudnn,
+    parse_device,
+)
 from minidnn.errors import UserError
 from minidnn.kernels import cuda_kernels
 from minidnn.kernels.cuda_launch import SCRATCH_BYTES, Launcher, Library
@@ -226,16 +233,29 @@ class CudaDevice:
         graph.upload(self._streams[COMPUTE])
         return graph
 
-    def launch(self, graph: Any) -> CudaEvent:
-        """Replay a captured graph after all that was submitted before it, and before all that will be. Returns its end."""
+    def launch(self, graph: Any, *, alone: bool = True) -> CudaEvent:
+        """Replay a captured graph after all that was submitted before it. Returns its end.
+
+        ``alone``: also before all that will be submitted; else only before what comes on ``compute``.
+        """
         compute, others = self._pointers[COMPUTE], [p for s, p in self._pointers.items() if s != COMPUTE]
         for pointer in others:
             self._runtime.streamWaitEvent(compute, self._record(pointer).pointer, 0)
         graph.launch(self._streams[COMPUTE])
         end = self._record(compute)
-        for pointer in others:
-            self._runtime.streamWaitEvent(pointer, end.pointer, 0)
+        if alone:
+            self.follow(end)
         return end
+
+    def follow(self, event: CudaEvent) -> None:
+        """Let every stream wait for an event."""
+        for pointer in self._pointers.values():
+            self._runtime.streamWaitEvent(pointer, event.pointer, 0)
+
+    def follow_all(self) -> None:
+        """Let every stream wait for all that was submitted to any."""
+        for event in [self._record(pointer) for pointer in self._pointers.values()]:
+            self.follow(event)
 
     # -- looking ----------------------------------------------------------------------------------------------------
     def _timed_event(self) -> Any:
@@ -284,6 +304,16 @@ class CudaDevice:
         self._pinned = np.empty(0, np.uint8)
         self._streams.clear()
         self._pointers.clear()
+
+
+def open_device(name: str, precision: str, deterministic: bool) -> CudaDevice:
+    """The device of ``"cuda:0"`` for a precision. Raises UserError, a sentence with the remedy, where it cannot be had."""
+    index = parse_device(name)
+    if precision == "fp64":
+        raise UserError(
+            "precision fp64 is for gradient checks on the emulated device; on a GPU use fp32, tf32, bf16 or fp16"
+        )
+    return CudaDevice(index, precision=precision, deterministic=deterministic)
 
 
 def _address(array: Array) -> int:

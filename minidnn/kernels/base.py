@@ -125,6 +125,66 @@ class Kernels(Protocol):
     ) -> None:
         """dx = weight * rstd * (dy - d_bias / M - (x - mean) * rstd * d_weight / M), M values per channel. dx may be dy."""
 
+    # -- several layers in one; dz is the gradient behind the ReLU: dy where y > 0, else 0 -------------------------
+    def conv2d_relu_forward(
+        self,
+        y: Array,
+        x: Array,
+        weight: Array,
+        bias: Array,
+        *,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+        groups: int,
+        images: int,
+        scratch: Array | None = None,
+    ) -> None:
+        """y = max(conv2d_forward, 0)."""
+
+    def relu_bias_backward(self, d_bias: Array, dz: Array, dy: Array, y: Array) -> None:
+        """dz, and d_bias = the sum of dz over every axis but the last. dz may be dy."""
+
+    def batch_norm_relu(self, y: Array, x: Array, mean: Array, rstd: Array, weight: Array, bias: Array) -> None:
+        """y = max(batch_norm_apply, 0). y may be x."""
+
+    def batch_norm_add_relu(
+        self, y: Array, x: Array, residual: Array, mean: Array, rstd: Array, weight: Array, bias: Array
+    ) -> None:
+        """y = max(batch_norm_apply + residual, 0). y may be x or residual."""
+
+    def batch_norm_relu_backward_weight(
+        self,
+        d_weight: Array,
+        d_bias: Array,
+        dy: Array,
+        x: Array,
+        mean: Array,
+        rstd: Array,
+        weight: Array,
+        bias: Array,
+    ) -> None:
+        """batch_norm_backward_weight on dz, where y > 0 is found by computing y again."""
+
+    def batch_norm_relu_backward_data(
+        self,
+        dx: Array,
+        dy: Array,
+        x: Array,
+        mean: Array,
+        rstd: Array,
+        weight: Array,
+        bias: Array,
+        d_weight: Array,
+        d_bias: Array,
+    ) -> None:
+        """batch_norm_backward_data on dz, where y > 0 is found by computing y again. dx may be dy."""
+
+    def batch_norm_add_relu_backward_weight(
+        self, d_weight: Array, d_bias: Array, dz: Array, dy: Array, x: Array, y: Array, mean: Array, rstd: Array
+    ) -> None:
+        """dz, and batch_norm_backward_weight on it. dz may be dy."""
+
     # -- pointwise --------------------------------------------------------------------------------------------------
     def relu_forward(self, y: Array, x: Array) -> None:
         """y = max(x, 0). y may be x."""
@@ -144,8 +204,8 @@ class Kernels(Protocol):
     def dropout(self, y: Array, x: Array, counters: Array, *, node: int, threshold: int, scale: float) -> None:
         """y = x * scale where the random word of the element is >= threshold, else 0; forward and backward alike. y may be x.
 
-        Word i of the tensor is word i % 4 of ``minidnn.random.philox(counter=(i // 4, node, step low, step high), key=(seed, rank))``,
-        with step, seed and rank from ``counters``.
+        Word i of the tensor is word i % 4 of ``minidnn.random.philox(counter=(i // 4, node, step low, step high),
+        key=(seed, rank))``, with step, seed and rank from ``counters``.
         """
 
     def convert(self, y: Array, x: Array) -> None:
@@ -252,4 +312,6 @@ class Kernels(Protocol):
         weight_decay: float,
     ) -> None:
         """Updates (Kingma & Ba 2015, as PyTorch): m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
-        weight -= lr / scalars[BIAS1] * m / (sqrt(v / scalars[BIAS2]) + eps), with BIASi = 1 - beta_i^step computed on the host in double."""
+        weight -= lr / scalars[BIAS1] * m / (sqrt(v / scalars[BIAS2]) + eps), with BIASi = 1 - beta_i^step computed on the
+        host in double.
+        """

@@ -22,8 +22,21 @@ from minidnn.kernels.cuda_launch import (
     int64,
     structure,
 )
-from minidnn.kernels.cuda_pointwise import bias_add
-from minidnn.kernels.cudnn import FILTER, IMAGE, LEFT, OUTPUT, OWN, PRODUCT, RIGHT, Convolution, Product
+from minidnn.kernels.cuda_pointwise import bias_add, relu_forward
+from minidnn.kernels.cudnn import (
+    BIAS,
+    FILTER,
+    IMAGE,
+    LEFT,
+    OUTPUT,
+    OWN,
+    PRODUCT,
+    RIGHT,
+    SPLIT,
+    Convolution,
+    Product,
+    split,
+)
 
 TILE = 64  # of our own product, as in gemm.cu
 
@@ -36,6 +49,23 @@ def conv2d_forward(
     problem = _problem("forward", x, y, weight, stride, padding, dilation)
     work = _convolve(on, problem, {IMAGE: x, FILTER: weight, OUTPUT: y}, groups, scratch, engine)
     return work if bias is None else Sequential(work, bias_add(on, y, bias))
+
+
+def conv2d_relu_forward(
+    on: Launcher, y: Array, x: Array, weight: Array, bias: Array, *, stride: Pair, padding: Pair, dilation: Pair,
+    groups: int, images: int = 0, scratch: Array | None = None, **engine: int,
+) -> Work:  # fmt: skip
+    """``engine`` as for ``conv2d_forward``; with the option ``split`` it is an engine of that, and two kernels follow."""
+    problem = _problem("forward_relu", x, y, weight, stride, padding, dilation)
+    if not engine:
+        provided = 0 if scratch is None else int(scratch.nbytes)
+        engine = dict(on.cudnn.select(problem, provided).options if on.cudnn else split(OWN).options)
+    if SPLIT not in engine:
+        return _convolve(on, problem, {IMAGE: x, FILTER: weight, BIAS: bias, OUTPUT: y}, groups, scratch, engine)
+    forward = {name: value for name, value in engine.items() if name != SPLIT}
+    problem = problem._replace(direction="forward")
+    work = _convolve(on, problem, {IMAGE: x, FILTER: weight, OUTPUT: y}, groups, scratch, forward)
+    return Sequential(work, bias_add(on, y, bias), relu_forward(on, y, y))
 
 
 def conv2d_backward_data(

@@ -150,11 +150,12 @@ class Launcher:
 
     def reduction(
         self, source: str, names: tuple[str, str], values: int, rows: int, channels: int, dtype: str, by: Access,
-        partial_arguments: Sequence[Any], final_arguments: Callable[[int, int], Sequence[Any]],
+        partial_arguments: Sequence[Any], final_arguments: Callable[[int, int], Sequence[Any]], final_source: str = "",
     ) -> Work:  # fmt: skip
         """Bind a sum over rows of ``values`` numbers a channel, in two stages through the scratch.
 
-        The first kernel is called as ``(scratch, *partial_arguments)``, the second with ``final_arguments(blocks, lanes)``.
+        The first kernel is called as ``(scratch, *partial_arguments)``, the second, of ``final_source`` where that is another
+        one, with ``final_arguments(blocks, lanes)``.
         How the rows are cut depends on the shape alone, so the bits do, too. Raises UserError where the partial sums
         of one block alone exceed the scratch.
         """
@@ -163,7 +164,7 @@ class Launcher:
         arguments = [ctypes.c_void_p(self.scratch), *partial_arguments]
         first = self.launch(source, names[0], dtype, by, (across, blocks), (columns, lanes), arguments)
         grid, block = (-(-channels // FINAL_CHANNELS),), (FINAL_CHANNELS, FINAL_LANES)
-        second = self.launch(source, names[1], dtype, by, grid, block, final_arguments(blocks, lanes))
+        second = self.launch(final_source or source, names[1], dtype, by, grid, block, final_arguments(blocks, lanes))
         return Sequential(first, second)
 
 
@@ -222,6 +223,13 @@ def access(*arrays: Array, extents: Sequence[int] = ()) -> Access:
     if any(extent % width for extent in extents):
         return SINGLE
     return Access(width, any(array.data.ptr % (width * int(array.dtype.itemsize)) for array in arrays))
+
+
+def aligned(tensors: tuple[Array, ...], vectors: tuple[Array, ...], channels: int) -> Access:
+    """How a kernel reaches tensors, together with as many elements of vectors over the channels."""
+    by = access(*tensors, extents=(channels,))
+    odd = any(vector.data.ptr % (by.width * int(vector.dtype.itemsize)) for vector in vectors)
+    return by._replace(narrow=by.narrow or odd)
 
 
 def block_shape(channels: int, width: int, most_columns: int = MOST_COLUMNS) -> tuple[int, int]:

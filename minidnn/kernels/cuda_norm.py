@@ -10,11 +10,11 @@ from minidnn.kernels.cuda_launch import (
     C_TYPES,
     SINGLE,
     THREADS,
-    Access,
     Launcher,
     Sequential,
     Work,
     access,
+    aligned,
     flat_blocks,
     float32,
     float64,
@@ -26,13 +26,6 @@ from minidnn.scalars import Scalar
 
 LOSS_THREADS, LOSS_BLOCKS = 128, 1024
 RUNNING_THREADS = 1024
-
-
-def _aligned(tensors: tuple[Array, ...], vectors: tuple[Array, ...], channels: int) -> Access:
-    """How a kernel reaches tensors, together with as many elements of vectors over the channels."""
-    by = access(*tensors, extents=(channels,))
-    odd = any(vector.data.ptr % (by.width * int(vector.dtype.itemsize)) for vector in vectors)
-    return by._replace(narrow=by.narrow or odd)
 
 
 def batch_norm_statistics(on: Launcher, mean: Array, rstd: Array, x: Array, *, eps: float) -> Work:
@@ -49,7 +42,7 @@ def batch_norm_statistics(on: Launcher, mean: Array, rstd: Array, x: Array, *, e
 def batch_norm_apply(on: Launcher, y: Array, x: Array, mean: Array, rstd: Array, weight: Array, bias: Array) -> Work:
     rows, channels = rows_of(x)
     arguments = [y, x, mean, rstd, weight, bias, int64(rows), int32(channels)]
-    return on.rows("norm", "batch_norm_apply", x, arguments, _aligned((y, x), (mean, rstd, weight, bias), channels))
+    return on.rows("norm", "batch_norm_apply", x, arguments, aligned((y, x), (mean, rstd, weight, bias), channels))
 
 
 def batch_norm_running(
@@ -67,7 +60,7 @@ def batch_norm_inference(
 ) -> Work:
     rows, channels = rows_of(x)
     arguments = [y, x, running_mean, running_var, weight, bias, int64(rows), int32(channels), float32(eps)]
-    by = _aligned((y, x), (running_mean, running_var, weight, bias), channels)
+    by = aligned((y, x), (running_mean, running_var, weight, bias), channels)
     return on.rows("norm", "batch_norm_inference", x, arguments, by)
 
 
@@ -77,7 +70,7 @@ def batch_norm_backward_weight(
     rows, channels = rows_of(x)
     names = ("batch_norm_backward_weight_partial", "batch_norm_backward_weight_final")
     return on.reduction(
-        "norm", names, 2, rows, channels, str(x.dtype), _aligned((dy, x), (mean,), channels),
+        "norm", names, 2, rows, channels, str(x.dtype), aligned((dy, x), (mean,), channels),
         [dy, x, mean, int64(rows), int32(channels)],
         lambda blocks, _: [d_weight, d_bias, rstd, ctypes.c_void_p(on.scratch), int32(channels), int32(blocks)],
     )  # fmt: skip
@@ -96,7 +89,7 @@ def batch_norm_backward_data(
 ) -> Work:
     rows, channels = rows_of(x)
     arguments = [dx, dy, x, mean, rstd, weight, d_weight, d_bias, int64(rows), int32(channels)]
-    by = _aligned((dx, dy, x), (mean, rstd, weight, d_weight, d_bias), channels)
+    by = aligned((dx, dy, x), (mean, rstd, weight, d_weight, d_bias), channels)
     return on.rows("norm", "batch_norm_backward_data", x, arguments, by)
 
 

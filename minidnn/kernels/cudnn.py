@@ -20,14 +20,18 @@ Work = Callable[[], None]
 Shape = tuple[int, ...]
 
 ALIGNMENT = 16  # of every operand, as the graphs promise
-IMAGE, FILTER, OUTPUT = 1, 2, 3  # operands of a convolution, whichever of them is the result
+IMAGE, FILTER, OUTPUT, BIAS = 1, 2, 3, 4  # operands of a convolution, whichever of them is the result
 LEFT, RIGHT, PRODUCT = 1, 2, 3
 OWN = Engine("direct", 0, (("engine", -1),))  # our own kernel: slower, without workspace, and never refused
 KNOB = "knob_"
+SPLIT = "split"  # option of a forward_relu engine: convolution, bias and ReLU are three kernels
 
 
 class Convolution(NamedTuple):
-    """One direction of a convolution: "forward", "backward_data" or "backward_weight". Shapes as in ``kernels.base``."""
+    """One direction of a convolution: "forward", "backward_data" or "backward_weight". Shapes as in ``kernels.base``.
+
+    "forward_relu" is forward with bias and ReLU before the store.
+    """
 
     direction: str
     x: Shape
@@ -133,7 +137,10 @@ class Cudnn:
         return self._choices[key]
 
     def _select(self, problem: Convolution, workspace_limit: int | None) -> Engine:
-        return next(self.engines(problem, workspace_limit), OWN)
+        engine = next(self.engines(problem, workspace_limit), None)
+        if engine is not None or problem.direction != "forward_relu":
+            return engine or OWN
+        return split(next(self.engines(problem._replace(direction="forward"), workspace_limit), OWN))
 
     def engines(self, problem: Convolution, workspace_limit: int | None) -> Iterator[Engine]:
         """The engines that build, stay under the limit and can be built again from their options, best first."""
@@ -195,8 +202,10 @@ class Cudnn:
         """The operation graph of a convolution. Groups are implied by the channels of the weight."""
         graph = self._graph(problem.dtype)
         window = {"padding": list(problem.padding), "stride": list(problem.stride), "dilation": list(problem.dilation)}
-        shapes = {IMAGE: problem.x, FILTER: problem.weight, OUTPUT: problem.y}
-        result = {"forward": OUTPUT, "backward_data": IMAGE, "backward_weight": FILTER}[problem.direction]
+        shapes = operand_shapes(problem)
+        result = {"forward": OUTPUT, "forward_relu": OUTPUT, "backward_data": IMAGE, "backward_weight": FILTER}[
+            problem.direction
+        ]
         given = {
             number: graph.tensor(
                 uid=number, dim=_dims(shape), stride=_strides(shape), data_type=self._types[problem.dtype]
@@ -206,6 +215,9 @@ class Cudnn:
         }
         if problem.direction == "forward":
             out = graph.conv_fprop(image=given[IMAGE], weight=given[FILTER], **window)
+        elif problem.direction == "forward_relu":
+            sums = graph.conv_fprop(image=given[IMAGE], weight=given[FILTER], **window)
+            out = graph.relu(input=graph.bias(input=sums, bias=given[BIAS]))
         elif problem.direction == "backward_data":
             out = graph.conv_dgrad(loss=given[OUTPUT], filter=given[FILTER], **window)
         else:
@@ -268,6 +280,19 @@ class Cudnn:
             except self._refusals:
                 continue
             yield number
+
+
+def operand_shapes(problem: Convolution) -> dict[int, Shape]:
+    """The shape of every operand, by its number."""
+    shapes = {IMAGE: problem.x, FILTER: problem.weight, OUTPUT: problem.y}
+    return shapes | {BIAS: (1, 1, 1, problem.y[3])} if problem.direction == "forward_relu" else shapes
+
+
+def split(engine: Engine) -> Engine:
+    """A forward engine, as one of forward_relu that is followed by our own kernels for bias and ReLU."""
+    return engine._replace(
+        name=f"{engine.name}, split", options=tuple(sorted({**dict(engine.options), SPLIT: 1}.items()))
+    )
 
 
 def _dims(shape: Shape) -> list[int]:

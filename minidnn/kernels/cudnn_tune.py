@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.kernels.cudnn import FILTER, IMAGE, OUTPUT, OWN, Convolution, Cudnn
+from minidnn.kernels.cudnn import OWN, Convolution, Cudnn, operand_shapes, split
 from minidnn.schedule.recipe import Engine
 
 MOST_CANDIDATES = 16
@@ -35,15 +35,18 @@ class Tuner:
         """The fastest engine under the limit; our own kernel where cuDNN has none. Each problem is measured once."""
         key = (problem, workspace_limit)
         if key not in self._found:
-            self._found[key] = engine = best(self._measured(problem, workspace_limit, dtype))
-            self._cudnn.keep_only(problem, engine)
+            engine = best(self._measured(problem, workspace_limit, dtype))
+            if engine == OWN and problem.direction == "forward_relu":
+                engine = split(self.fastest(problem._replace(direction="forward"), workspace_limit, dtype))
+            else:
+                self._cudnn.keep_only(problem, engine)
+            self._found[key] = engine
         return self._found[key]
 
     def _measured(
         self, problem: Convolution, workspace_limit: int | None, dtype: Any
     ) -> Iterator[tuple[Engine, float]]:
-        shapes = {IMAGE: problem.x, FILTER: problem.weight, OUTPUT: problem.y}
-        memory = {number: self._random(shape, dtype) for number, shape in shapes.items()}
+        memory = {number: self._random(shape, dtype) for number, shape in operand_shapes(problem).items()}
         pointers = {number: int(block.ptr) for number, block in memory.items()}
         for count, engine in enumerate(self._cudnn.engines(problem, workspace_limit)):
             if count == MOST_CANDIDATES:

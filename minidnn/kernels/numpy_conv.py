@@ -99,12 +99,12 @@ def select_engine(
 ) -> Engine:  # fmt: skip
     """Choose how many images share a product. A pure function of its arguments: it looks neither at time nor at memory.
 
-    Shapes are (N, H, W, C), (N, P, Q, K) and (K, R, S, C / groups); ``direction`` is "forward", "backward_data" or
-    "backward_weight". As many images as give about 2 MiB of columns, fewer under ``workspace_limit`` bytes. One image
+    Shapes are (N, H, W, C), (N, P, Q, K) and (K, R, S, C / groups); ``direction`` is "forward", "forward_relu",
+    "backward_data" or "backward_weight". As many images as give about 2 MiB of columns, fewer under ``workspace_limit`` bytes. One image
     is the least, in bands of rows when it alone has more columns than that; ``workspace_bytes`` says what it takes,
     even above the limit. Engine "direct" reads x or dy in place (1 x 1), "im2col" copies columns.
     """
-    if direction not in ("forward", "backward_data", "backward_weight"):
+    if direction not in ("forward", "forward_relu", "backward_data", "backward_weight"):
         raise ValueError(f"unknown convolution direction {direction!r}: forward, backward_data or backward_weight")
     geometry = (x_shape, y_shape, weight_shape, stride, padding, dilation, groups)
     if direction == "backward_data":

@@ -17,7 +17,8 @@ class Dropout(Layer):
     """y = m * x / (1 - p), m = 0 with probability p, else 1; at evaluation the identity (Srivastava et al. 2014).
 
     m depends on x in no way, so dx = m * dy / (1 - p): the same kernel with the same mask, made again from the counters
-    (step, seed, rank), the node's index (or ``stream``, by which a rewritten graph keeps it) and the element's index. Backward needs no activation.
+    (step, seed, rank), the node's index (or ``stream``, by which a rewritten graph keeps it) and the element's index.
+    Backward needs no activation.
     """
 
     kind: ClassVar[str] = "dropout"

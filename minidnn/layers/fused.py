@@ -82,9 +82,7 @@ class Conv2dReLU(Conv2d):
 
     def forward(self, shapes: Shapes) -> tuple[Call, ...]:
         reads = ("x", "weight", "bias")
-        return (
-            Call("conv2d_relu_forward", ("y",), reads, self._attrs(), self._flops(shapes), engine="forward_relu"),
-        )
+        return (Call("conv2d_relu_forward", ("y",), reads, self._attrs(), self._flops(shapes), engine="forward_relu"),)
 
     def inference(self, shapes: Shapes) -> tuple[Call, ...]:
         return _no_inference()

@@ -8,17 +8,17 @@ Before, with sizes in blocks of 512 bytes    After: blocks of each; the extent i
     4 FREE  y
     5 ALLOC z   (4)                              z   0..4
 
-Both ends of the slab are used. What lives long (from forward to backward) is stacked at the low end in row order, by best
-fit into a coalescing free list; since backward goes back the way forward came, the stack has few holes. What lives shortly
-is placed above the stack, everywhere at once: each in the lowest gap that is free for its whole life, largest first (Pisarchyk
-and Lee 2020, "greedy by size"); then those that stick out above the peak are placed earlier, and all are placed anew
+What lives long (from forward to backward) is stacked at the low end in row order, by best fit into a coalescing free list;
+since backward goes back the way forward came, the stack has few holes. What lives shortly is placed above the stack, not in
+row order but largest first, each in the lowest gap that is free for its whole life (Pisarchyk and Lee 2020, "greedy by
+size"). Then those that stick out above the peak move up in that order, and all are placed anew, a fixed number of times
 (squeaky wheel optimisation, Joslin and Clements 1999). In a small schedule all count as living shortly.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -44,7 +44,7 @@ class Placement:
     alive at once, without ``base``: no placement has an extent below ``base + peak``.
     """
 
-    offsets: Mapping[Buffer, int]
+    offsets: dict[Buffer, int]
     base: int
     extent: int
     peak: int

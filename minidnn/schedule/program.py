@@ -159,10 +159,12 @@ def build(
     profile: Profile,
     accumulate: int,
     made: Mapping[str, Schedule],
+    inference: Graph | None = None,
 ) -> Program:
     """Lower every schedule, derive lifetimes, offsets and waits, and predict bytes and time. Looks at no budget.
 
-    ``made``: schedules of this very plan and ``persistent`` that exist already.
+    ``made``: schedules of this very plan and ``persistent`` that exist already. ``inference``: the graph that evaluation
+    runs, of the same parameters; None: ``graph``.
     """
     precision = find_precision(recipe.precision)
     analyses = {False: Analysis(graph, precision)}
@@ -180,7 +182,7 @@ def build(
             analysis = analyses[tail]
             rows = lower(analysis, persistent, plan, recipes[tail], step)
             lowered[name] = (rows, analysis.graph.inputs[0].shape[0])
-    rows = lower_inference(InferenceAnalysis(graph, precision), persistent, plan, recipe)
+    rows = lower_inference(InferenceAnalysis(inference or graph, precision), persistent, plan, recipe)
     lowered["eval"] = (rows, graph.inputs[0].shape[0])
     if delayed:
         for phase in (Phase.FLUSH, Phase.FLUSH_OTHER):

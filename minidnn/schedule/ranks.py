@@ -15,7 +15,7 @@ class Strategy:
     """How gradients become one update on all ranks.
 
     ``implementation``: ``steps`` (SEND, RECV and ADD rows in a fixed order, exact) or ``nccl`` (collective rows, which a
-    library carries out); None: steps on the emulated device, nccl on a GPU. ``master_slave`` and ``tree`` consist of
+    library carries out); None: steps. ``master_slave`` and ``tree`` consist of
     steps alone. ``warmup``: updates without delay at the beginning, of ``ring_delayed``. ``bucket_bytes``: gradients that
     ``all_reduce`` exchanges together, while backward goes on.
     """
@@ -96,17 +96,15 @@ class Ranks:
     def taken(self, samples: int) -> slice:
         """Which samples this rank works on. One without a share repeats the last sample, with weight zero."""
         part = self.share(samples)
-        return part if part.stop > part.start else slice(samples - 1, samples)
+        return part if length(part) else slice(samples - 1, samples)
 
     def weight(self, samples: int) -> float:
         """1 where this rank's samples count, 0 where it only keeps step with the others."""
-        part = self.share(samples)
-        return float(part.stop > part.start)
+        return float(length(self.share(samples)) > 0)
 
     def local(self, samples: int) -> int:
         """How many samples this rank works on."""
-        part = self.taken(samples)
-        return part.stop - part.start
+        return length(self.taken(samples))
 
     def owned(self, elements: int) -> tuple[int, int]:
         """Begin and end of the parameters that this rank updates, in a line of ``elements`` padded to equal shards."""
@@ -114,6 +112,11 @@ class Ranks:
             shard = elements // self.size
             return self.rank * shard, (self.rank + 1) * shard
         return (0, elements) if not self.strategy.rooted or self.rank == 0 else (0, 0)
+
+
+def length(part: slice) -> int:
+    """Samples of a share."""
+    return int(part.stop) - int(part.start)
 
 
 def share(samples: int, rank: int, size: int) -> slice:

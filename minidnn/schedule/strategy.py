@@ -63,16 +63,20 @@ def exchange(rows: Sequence[Instruction], persistent: Persistent, phase: Phase) 
         Phase.TRAIN: [(line.gradients, line.other_gradients) for line in persistent.lines],
         Phase.OTHER: [(line.weights, line.other_weights) for line in persistent.lines],
     }.get(phase, [])
-    rows = _moved(rows, {a.buffer: b.buffer for a, b in moved if b is not None})
+    rows = _moved(rows, {a.buffer: b.whole for a, b in moved if b is not None})
     at = 1 + next(i for i, row in enumerate(rows) if row.target == "constants")  # the update reads this step's scalars
     return [*rows[:at], *builder.rows, *rows[at:]]
 
 
-def _moved(rows: Sequence[Instruction], to: dict[Buffer, Buffer]) -> list[Instruction]:
+def _moved(rows: Sequence[Instruction], to: dict[Buffer, Value]) -> list[Instruction]:
     """The rows on the twins of their strips."""
 
+    def twin(v: Value) -> Value:
+        other = to[v.buffer]
+        return v._replace(buffer=other.buffer, content=other.content, name=f"other {v.name}")
+
     def moved(values: tuple[Value, ...]) -> tuple[Value, ...]:
-        return tuple([v._replace(buffer=to[v.buffer], name=f"other {v.name}") if v.buffer in to else v for v in values])
+        return tuple([twin(v) if v.buffer in to else v for v in values])
 
     if not to:
         return list(rows)

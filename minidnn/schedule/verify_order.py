@@ -232,17 +232,14 @@ class _Owned(NamedTuple):
 def _successions(owned: Sequence[_Owned]) -> Iterator[tuple[_Owned, _Owned]]:
     """Yield pairs that have a byte in common and follow each other there, given all in the order of birth.
 
-    Sweeps the addresses: those who own the byte at hand at some time are kept in order of birth, and whenever one comes or
-    goes, it has or leaves two new neighbours.
+    Sweeps the addresses: those who own the byte at hand at some time are kept in order of birth, and whenever one comes, it
+    has two new neighbours. Neighbours of one that goes are ordered through it.
     """
     leaving = sorted(range(len(owned)), key=lambda number: owned[number].end, reverse=True)
     here: list[int] = []
     for number in sorted(range(len(owned)), key=lambda number: owned[number].begin):
         while leaving and owned[leaving[-1]].end <= owned[number].begin:
-            place = bisect_left(here, leaving.pop())
-            del here[place]
-            if 0 < place < len(here):
-                yield owned[here[place - 1]], owned[here[place]]
+            del here[bisect_left(here, leaving.pop())]
         place = bisect_left(here, number)
         if place > 0:
             yield owned[here[place - 1]], owned[number]

@@ -60,7 +60,7 @@ def measure(units: int) -> dict[str, Any]:
         request = prepare(graph, device=None)
     with clock("lower"):
         persistent, plan = request.persistent(keep()), keep()
-        lowered = lower(Analysis(graph, request.precision), persistent, plan, request.recipe, Step())
+        lowered = lower(Analysis(request.graph, request.precision), persistent, plan, request.recipe, Step())
     with clock("lifetimes"):
         timed = with_lifetimes(lowered, persistent)
     base, host_base = total_footprint(persistent.buffers), total_footprint(persistent.host_buffers, HOST)

@@ -57,6 +57,7 @@ class Maker:
         return [
             *self.linear(),
             *self.norm(),
+            *self.fused(),
             *self.pointwise(),
             *self.pooling(),
             *self.joining(),
@@ -147,6 +148,35 @@ class Maker:
             cases.append(Case("lrn_forward", (y, y), (x,), a, forward, tag=tag))
             cases.append(Case("lrn_backward", (y,), (dy, x, scale), a, backward, tag=tag))
         return cases
+
+    def fused(self) -> list[Case]:
+        c, count, axes = self.shape[3], int(np.prod(self.shape[:3])), (0, 1, 2)
+        x, dy, skip = self.normal(*self.shape, mean=1.0), self.normal(*self.shape), self.normal(*self.shape)
+        weight, bias, mean, rstd = self.positive(c), self.normal(c), self.normal(c, mean=1.0), self.positive(c)
+        d_weight, d_bias, y, vector = self.normal(c), self.normal(c), self.like(*self.shape), self.like(c)
+        stored = np.maximum(self.normal(*self.shape), 0)
+        dy64, hat = dy.astype(float), (x.astype(float) - mean) * rstd
+        normal = hat * weight + bias
+        # Nearer to zero than rounding nobody knows the sign: there the gradient is nothing in both.
+        dy[np.abs(normal) < 1e-5] = dy64[np.abs(normal) < 1e-5] = 0
+        remade, masked = np.where(normal > 0, dy64, 0), np.where(stored > 0, dy64, 0)
+
+        def weights(z: Array) -> tuple[Array, Array]:
+            return (z * hat).sum(axis=axes), z.sum(axis=axes)
+
+        def data() -> tuple[Array, ...]:
+            return (weight * rstd.astype(float) * (remade - d_bias / count - hat * d_weight / count),)
+
+        both = (mean, rstd, weight, bias)
+        return [
+            Case("batch_norm_relu", (y,), (x, *both), {}, lambda: (np.maximum(normal, 0),), (0,)),
+            Case("batch_norm_add_relu", (y,), (x, skip, *both), {}, lambda: (np.maximum(normal + skip, 0),), (0, 1)),
+            Case("batch_norm_relu_backward_weight", (vector, vector), (dy, x, *both), {}, lambda: weights(remade)),
+            Case("batch_norm_relu_backward_data", (y,), (dy, x, *both, d_weight, d_bias), {}, data, (0,)),
+            Case("batch_norm_add_relu_backward_weight", (vector, vector, y), (dy, x, stored, mean, rstd), {},
+                 lambda: (*weights(masked), masked)),
+            Case("relu_bias_backward", (vector, y), (dy, stored), {}, lambda: (masked.sum(axis=axes), masked)),
+        ]  # fmt: skip
 
     def pointwise(self) -> list[Case]:
         x, dy, y = self.normal(*self.shape), self.normal(*self.shape), self.like(*self.shape)

@@ -87,6 +87,9 @@ def run(backend: Any, convolution: Convolution, direction: str, arrays: tuple[Ar
     if direction == "forward":
         out = backend.to_device(poison(arrays[2]))
         backend.kernels.conv2d_forward(out, x, weight, vector if bias else None, **attrs)
+    elif direction == "forward_relu":
+        out = backend.to_device(poison(arrays[2]))
+        backend.kernels.conv2d_relu_forward(out, x, weight, vector, **attrs)
     elif direction == "backward_data":
         out = backend.to_device(poison(arrays[0]))
         backend.kernels.conv2d_backward_data(out, dy, weight, **attrs)
@@ -106,6 +109,7 @@ def test_every_direction_computes_its_definition(backend: Any, dtype: Any, name:
     y, dx, d_weight = ref.conv2d(x, weight, dy, bias, **convolution.attrs)
     close(run(backend, convolution, "forward", arrays, bias=True), y, dtype, 4.0)
     close(run(backend, convolution, "forward", arrays), y - bias, dtype, 4.0)
+    close(run(backend, convolution, "forward_relu", arrays), np.maximum(y, 0), dtype, 4.0)
     close(run(backend, convolution, "backward_data", arrays), dx, dtype, 4.0)
     close(run(backend, convolution, "backward_weight", arrays), d_weight, dtype, 4.0)
 

@@ -1,5 +1,6 @@
 """The CUDA device: its ordering and bookkeeping on a fake CUDA everywhere, its arithmetic on a real one where there is one."""
 
+import dataclasses
 import gc
 import inspect
 import shutil
@@ -12,12 +13,16 @@ import pytest
 
 import minidnn
 import tests.backend.fake_cuda as fake_cuda
+from minidnn.capture import head_rows
 from minidnn.device.cuda import CudaDevice
 from minidnn.device.cuda_libraries import parse_device
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
 from minidnn.kernels import base, cuda_kernels, cuda_launch, cudnn, cudnn_tune, numpy_kernels
-from minidnn.schedule.instruction import COMPUTE, D2H, H2D
+from minidnn.precision import precision
+from minidnn.recipes import numpy_recipe
+from minidnn.schedule.instruction import COMPUTE, D2H, H2D, Op
+from minidnn.schedule.plan import Decision, Plan
 from minidnn.schedule.recipe import Engine, Recipe
 from minidnn.spec import TensorSpec
 
@@ -70,6 +75,12 @@ def batches(count, batch=4):
 OPTIMIZER = minidnn.SGD(lr=0.1, momentum=0.9, weight_decay=1e-4)
 
 
+def on_cuda(capture="off", **how):
+    """The step on the fake, with the recipe of its stand-ins."""
+    recipe = numpy_recipe(net(), precision("fp32"), None, True)
+    return minidnn.compile(net(), optimizer=OPTIMIZER, device=device(), recipe=recipe, capture=capture, **how)
+
+
 def train(step, data):
     results = [step.run(x, y) for x, y in data]  # the host runs ahead; losses are read late
     return [r.loss for r in results], step.state_dict()
@@ -85,7 +96,7 @@ def assert_same(one, other):
 def test_a_training_run_gives_the_bits_of_the_emulated_device(cuda):
     data = batches(5)
     expected = train(minidnn.compile(net(), optimizer=OPTIMIZER, device=EmulatedDevice()), data)
-    step = minidnn.compile(net(), optimizer=OPTIMIZER, device=device())
+    step = on_cuda()
     assert_same(train(step, data), expected)
     reference = minidnn.compile(net(), optimizer=OPTIMIZER, device=EmulatedDevice())
     train(reference, data)
@@ -95,53 +106,92 @@ def test_a_training_run_gives_the_bits_of_the_emulated_device(cuda):
 def test_gradients_are_those_of_the_emulated_device(cuda):
     x, y = batches(1)[0]
     expected = minidnn.compile(net(), device=EmulatedDevice()).gradients(x, y)
-    found = minidnn.compile(net(), device=device()).gradients(x, y)
+    found = on_cuda().gradients(x, y)
     assert found.keys() == expected.keys()
     for name in found:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
 def test_no_event_is_created_once_two_runs_have_made_theirs(cuda):
-    step = minidnn.compile(net(), optimizer=OPTIMIZER, device=device())
+    step = on_cuda()
     train(step, batches(3))
     made = cuda.created
     train(step, batches(6))
     assert cuda.created == made
 
 
-def test_a_captured_step_gives_the_same_bits_and_waits_for_nothing_outside(cuda):
-    data = batches(6)
-    expected = train(minidnn.compile(net(), optimizer=OPTIMIZER, device=EmulatedDevice()), data)
-    step = minidnn.compile(net(), optimizer=OPTIMIZER, device=device())
-    first = [step.run(x, y).loss for x, y in data[:2]]
-    replay_train(step)
-    losses, state = train(step, data[2:])
-    assert cuda.launched == 4
-    assert_same((first + losses, state), expected)
+CAPTURED_PLANS = {
+    "keep": minidnn.keep(),
+    "moving": Plan({"relu1": Decision.OFFLOAD, "conv2": Decision.OFFLOAD, "relu2": Decision.RECOMPUTE}),
+    "streamed": Plan(streamed=("*",), group_bytes=1),
+}
 
 
-def replay_train(step):
-    """Replace row-by-row execution of an even number of runs so far by two captured graphs, one a pinned slot."""
+@pytest.mark.parametrize("plan", CAPTURED_PLANS)
+def test_captured_steps_give_the_same_bits_between_all_that_is_not_captured(cuda, plan):
+    """Two runs row by row load the kernels, the others are launches; evaluation and gradients come in between."""
+    data = batches(9)
+    one, other = (
+        minidnn.compile(net(), optimizer=OPTIMIZER, device=EmulatedDevice()),
+        on_cuda("auto", plan=CAPTURED_PLANS[plan]),
+    )
+    outcomes = []
+    for step in (one, other):
+        found = []
+        for count, (x, y) in enumerate(data):
+            result = step.run(x, y)
+            if count == 4:
+                found.append(step.evaluate(x))
+            if count == 6:
+                found += step.gradients(x, y).values()
+            found.append(result.loss if count % 3 else 0.0)
+        outcomes.append([*found, *step.state_dict().values()])
+    assert cuda.launched == 7
+    for found, expected in zip(*reversed(outcomes), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    other.close()
+
+
+def test_the_batch_of_a_captured_step_travels_beside_the_step_before(cuda):
+    """Its copy waits for the rows that read the staging buffer, not for the end of the graph."""
+    step = on_cuda("on")
+    data = batches(4)
+    train(step, data[:2])
     executor = step.executor
-    graphs = []
-    runs = executor._runs
-    for parity in (0, 1):
-        executor._runs, executor._last = runs + parity, None
-        graphs.append(executor.device.capture(lambda: executor.run("train")))
-    executor._runs, executor._last, executor._ends = runs, None, [None, None]
+    waits = []
+    submit = executor.device.submit
 
-    def run(name):
-        assert name == "train"
-        parity = executor._runs % 2
-        executor._runs += 1
-        executor._ends[parity] = executor.device.launch(graphs[parity])
-        return executor._ends[parity]
+    def spy(stream, work, after, seconds, record):
+        if stream == H2D:
+            waits.append([event.pointer for event in after])
+        return submit(stream, work, after, seconds, record)
 
-    executor.run = run
+    executor.device.submit = spy
+    train(step, data[2:3])
+    staged, end = [event.pointer for event in executor._staged], executor._end.pointer
+    waits.clear()
+    train(step, data[3:])
+    assert waits[0] == staged and end not in waits[0]
+
+
+def test_a_head_that_is_more_than_the_way_of_the_batch_goes_into_the_graph():
+    schedule = minidnn.compile(net(), minidnn.keep(), device=None).program["train"]
+    count = head_rows(schedule)
+    assert {row.op for row in schedule.rows[:count]} <= {Op.INPUT, Op.ALLOC} and schedule.rows[count - 1].op is Op.INPUT
+    assert all(row.op is not Op.INPUT for row in schedule.rows[count:])
+    copy = schedule.rows[count - 1]._replace(op=Op.LOAD, stream=H2D)
+    assert head_rows(dataclasses.replace(schedule, rows=(copy, *schedule.rows))) == 0
+
+
+def test_capture_is_refused_where_there_is_nothing_to_capture():
+    with pytest.raises(UserError, match="capture='on' cannot be combined with device='emulated'"):
+        minidnn.compile(net(), capture="on")
+    with pytest.raises(UserError, match="choose auto, on or off"):
+        minidnn.compile(net(), capture="maybe")
 
 
 def test_a_failing_capture_leaves_the_device_usable(cuda):
-    step = minidnn.compile(net(), optimizer=OPTIMIZER, device=device())
+    step = on_cuda()
     data = batches(4)
     train(step, data[:2])
     opened = step.executor.device
@@ -172,7 +222,7 @@ def test_work_is_ordered_between_streams_by_its_waits_alone(cuda):
 
 
 def test_closing_gives_every_byte_back_however_often_it_is_called(cuda):
-    step = minidnn.compile(net(), optimizer=OPTIMIZER, device=device())
+    step = on_cuda()
     x, y = batches(1)[0]
     result = step.run(x, y)
     opened = step.executor.device

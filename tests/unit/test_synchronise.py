@@ -141,6 +141,18 @@ def test_disjoint_parts_of_a_buffer_are_independent() -> None:
     assert [r.waits for r in ordered] == [(), (), (Wait(0),), (Wait(0), Wait(1))]
 
 
+def test_reading_a_part_leaves_the_rest_as_it_was() -> None:
+    x = value("x", 1024, persistent=True)
+    rows = [
+        row("all", [x]),
+        row("copy", [], [part(x, 512, 1024)], stream=D2H),
+        row("low", [part(x, 0, 512)]),
+        row("high", [part(x, 512, 1024)]),
+    ]
+    ordered = synchronise(rows, {x.buffer: 0}, previous=None)
+    assert [r.waits for r in ordered] == [(), (Wait(0),), (), (Wait(1),)]
+
+
 def test_device_and_host_bytes_at_one_offset_are_different_bytes() -> None:
     x, y = value("x", persistent=True), value("y", space=HOST, persistent=True)
     rows = [row("x", [x]), row("y", [y], stream=D2H)]

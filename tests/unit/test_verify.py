@@ -162,6 +162,10 @@ def test_buffers_that_overlap_or_leave_the_slab_are_named() -> None:
     assert verify(rows, {A.buffer: 0, B.buffer: 0}) == [
         "row 1 (ALLOC b on compute): b at device bytes 0..512 overlaps a at 0..512, which lives there"
     ]
+    two = value("two", 1024)
+    assert verify([alloc(two), alloc(B), free(two), free(B)], {two.buffer: 0, B.buffer: 512}) == [
+        "row 1 (ALLOC b on compute): b at device bytes 512..1024 overlaps two at 0..1024, which lives there"
+    ]
     assert verify(rows, {A.buffer: 0}) == ["row 1 (ALLOC b on compute): b has no offset"]
 
 
@@ -191,6 +195,14 @@ def test_a_part_that_was_used_elsewhere_binds_only_who_takes_its_bytes() -> None
     ]
     assert verify(rows, {two.buffer: 0, taker.buffer: 0}) == []
     assert len(verify(rows, {two.buffer: 0, taker.buffer: 512})) == 1
+
+
+def test_a_wait_inside_the_previous_run_for_the_run_before_that_orders_nothing_here() -> None:
+    x = value("x", persistent=True)
+    previous = [row("copy", [], [x], stream=D2H), row("other")._replace(waits=(Wait(0, 1),))]
+    assert len(verify([row("write", [x])], {x.buffer: 0}, previous=previous)) == 1
+    previous[1] = previous[1]._replace(waits=(Wait(0),))
+    assert verify([row("write", [x])], {x.buffer: 0}, previous=previous) == []
 
 
 def test_a_persistent_buffer_is_always_resident() -> None:

@@ -66,7 +66,7 @@ class LayerTable {
       backward: b.backward_ns[i], recompute: b.recompute_ns[i], copies: b.copy_ns[i],
     }));
     this.columns = [
-      ["layer", "name", "text"], ["kind", "kind", "text"], ["decision", "decision", "text"], ["stores", "stored", bytes], ["to host", "moved", bytes],
+      ["layer", "name", "text"], ["decision", "decision", "text"], ["stores", "stored", bytes], ["to host", "moved", bytes],
       ["scratch", "workspace", bytes], ["forward", "forward", seconds], ["backward", "backward", seconds], ["recompute", "recompute", seconds],
       ["copies", "copies", seconds],
     ];
@@ -107,7 +107,7 @@ class LayerTable {
       const note = row.decided_by === row.name ? null : `governed by ${row.decided_by}, which overwrites it in place`;
       return el("td", { class: "text", title: note }, el("span", { class: "swatched" }, swatch(DECISION_COLOURS[row.decision], row.decision === "recompute"), row.decision));
     }
-    if (format === "text") return el("td", { class: "text" }, row[name]);
+    if (format === "text") return el("td", { class: "text" }, row[name], el("small", {}, " " + row.kind));
     if (format === "why") return el("td", { class: "text why" }, row[name]);
     return el("td", { class: row[name] ? "" : "none" }, row[name] ? format(row[name]) : "0");
   }

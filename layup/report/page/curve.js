@@ -1,8 +1,8 @@
 // Budget curve: predicted step time of every policy over the budget.
 
 const POLICY_STYLES = [ // colour, dash; `auto` lies under the others, in a broad line
-  ["weight", []], ["gradient", []], ["input", []], ["weight-gradient", []], ["optimizer", []], ["workspace", []],
-  ["weight", [6, 3]], ["gradient", [6, 3]], ["input", [6, 3]], ["optimizer", [6, 3]],
+  ["weight", []], ["gradient", []], ["input", []], ["weight-gradient", []], ["optimizer", []], ["activation", []],
+  ["offload", []], ["weight", [6, 3]], ["gradient", [6, 3]], ["input", [6, 3]],
 ];
 
 class Curve {
@@ -29,10 +29,12 @@ class Curve {
     this.high = Math.max(here.memory, ...budgets) * 1.06;
     const times = [...drawn.map((point) => point.step), here.step];
     const least = Math.min(...times), most = Math.max(...times);
-    this.least = Math.max(0, least - (most - least) * 0.12 - least * 0.03);
-    this.most = most + (most - least) * 0.12 + most * 0.02;
+    this.logarithmic = most > 4 * least;
+    const [low, high] = [this.Y(least), this.Y(most)], room = (high - low) * 0.12 + Math.abs(high) * 0.02;
+    this.least = this.logarithmic ? low - room : Math.max(0, low - room);
+    this.most = high + room;
     $("curve-text").textContent = `The predicted time of a step over the bytes it may reserve, for every policy; a policy without a budget knob is one point, and costs the same under any larger budget. `
-      + `Nothing runs below ${bytes(this.minimum)}. The ring marks this plan.`;
+      + `Nothing runs below ${bytes(this.minimum)}. The ring marks this plan.` + (this.logarithmic ? " The scale of time is logarithmic." : "");
     this.board = new Board($("curve-chart"), "Predicted step time over the memory budget", this);
     this.board.left = 76;
     this.board.right = 24;
@@ -58,13 +60,16 @@ class Curve {
     return [...found.values()].sort((a, b) => a.memory - b.memory);
   }
 
+  Y(step) { return this.logarithmic ? Math.log10(step) : step; }
+
   height() { return Math.max(320, Math.min(520, innerHeight - 330)); }
 
   draw(board, c) {
     const top = 16, bottom = board.height - 30, width = board.width - board.right;
     board.bandY = [top, bottom];
     c.textAlign = "right";
-    axisY(board, c, top, bottom, ...board.viewY, tickSeconds, 6, false);
+    if (this.logarithmic) this.axisLogarithmic(board, c, top, bottom);
+    else axisY(board, c, top, bottom, ...board.viewY, tickSeconds, 6, false);
     c.save();
     c.beginPath(); c.rect(board.left, top - 8, width - board.left, bottom - top + 8); c.clip();
     const edge = board.x(this.minimum);
@@ -90,18 +95,22 @@ class Curve {
       c.setLineDash(style[1]);
       c.beginPath();
       points.forEach((point, k) => {
-        const x = board.x(point.memory), y = board.y(point.step);
-        if (k) c.lineTo(x, board.y(points[k - 1].step)); else c.moveTo(x, y);
+        const x = board.x(point.memory), y = board.y(this.Y(point.step));
+        if (k) c.lineTo(x, board.y(this.Y(points[k - 1].step))); else c.moveTo(x, y);
         c.lineTo(x, y);
       });
-      if (points.length) c.lineTo(board.x(this.high), board.y(points[points.length - 1].step));
+      if (points.length) c.lineTo(board.x(this.high), board.y(this.Y(points[points.length - 1].step)));
       c.stroke();
       c.setLineDash([]);
-      for (const point of points) { c.beginPath(); c.arc(board.x(point.memory), board.y(point.step), name === "auto" ? 6 : 4, 0, 7); c.fill(); }
+    }
+    this.names(board, c);
+    for (const { name, style, points } of this.policies) {
+      c.fillStyle = palette[style[0]];
+      for (const point of points) { c.beginPath(); c.arc(board.x(point.memory), board.y(this.Y(point.step)), name === "auto" ? 6 : 4, 0, 7); c.fill(); }
     }
     c.strokeStyle = palette.ink;
     c.lineWidth = 2;
-    c.beginPath(); c.arc(board.x(this.view.data.reserved_bytes), board.y(this.view.data.step_ns), 9, 0, 7); c.stroke();
+    c.beginPath(); c.arc(board.x(this.view.data.reserved_bytes), board.y(this.Y(this.view.data.step_ns)), 9, 0, 7); c.stroke();
     c.restore();
     if (edge > board.left - 2) label(c, "minimum " + bytes(this.minimum), edge + 5, top + 4, palette.bad);
     c.textAlign = "center";
@@ -117,11 +126,41 @@ class Curve {
     c.fillText("reserved device bytes", width, bottom + 15);
   }
 
+  axisLogarithmic(board, c, top, bottom) {
+    c.textAlign = "right";
+    for (let power = Math.floor(board.viewY[0]); power <= board.viewY[1]; power++) {
+      for (const digit of [1, 2, 5]) {
+        const y = board.y(power + Math.log10(digit));
+        if (y < top || y > bottom) continue;
+        c.fillStyle = palette.grid;
+        c.fillRect(board.left, Math.round(y), board.width - board.left - board.right, 1);
+        c.fillStyle = palette.soft;
+        c.fillText(tickSeconds(digit * 10 ** power), board.left - 7, y);
+      }
+    }
+  }
+
+  // The name of each policy beside its first point, above or below its line, wherever no other name is.
+  names(board, c) {
+    const taken = [];
+    for (const { name, style, points } of [...this.policies].reverse()) {
+      if (!points.length) continue;
+      const x = Math.max(board.x(points[0].memory), board.left) + 9, width = c.measureText(name).width;
+      for (const shift of [-11, 12]) {
+        const y = board.y(this.Y(points[0].step)) + shift;
+        if (taken.some((box) => Math.abs(box.y - y) < 15 && x < box.x + box.width + 6 && box.x < x + width + 6)) continue;
+        label(c, name, x, y, palette[style[0] === "faint" ? "soft" : style[0]]);
+        taken.push({ x, y, width });
+        break;
+      }
+    }
+  }
+
   at(board, px, py, event) {
     let best = null, distance = 22;
     for (const { name, points } of this.policies) {
       for (const point of points) {
-        const away = Math.hypot(board.x(point.memory) - px, board.y(point.step) - py);
+        const away = Math.hypot(board.x(point.memory) - px, board.y(this.Y(point.step)) - py);
         if (away < distance) { distance = away; best = [name, point]; }
       }
     }

@@ -269,7 +269,8 @@ class Lifetimes {
           c.fillStyle = inkOn(colour);
           c.textAlign = "left";
           const from = Math.max(x, board.left), room = Math.min(x + w, board.width - board.right) - from - 8;
-          if (room > 30) c.fillText(clipped(c, view.name(i), room), from + 4, (Math.max(y, band[0]) + Math.min(y + h, band[1])) / 2);
+          const text = clipped(c, view.name(i), room);
+          if (text.length > 5 || text === view.name(i)) c.fillText(text, from + 4, (Math.max(y, band[0]) + Math.min(y + h, band[1])) / 2);
         }
         if (related.has(i)) chosen.push([x, y, w, h, band]);
       }
@@ -458,7 +459,9 @@ class Lifetimes {
     const view = this.view, block = this.report.block, list = el("dl");
     const add = (name, value) => { if (value) list.append(el("dt", {}, name), el("dd", {}, value)); };
     const n = view.blocks[i] * block;
+    const holds = view.data.buffers.holds[i].map((code) => view.text[code]);
     add("role", view.role[i]);
+    add("holds", holds.join(", then "));
     add("layer", view.layer(i));
     add("shape", view.shape(i));
     add("decision", view.decision[i]);

@@ -27,7 +27,7 @@ function header(report, view) {
   if (report.measured_peak_bytes != null) {
     figures.splice(1, 0, ["measured peak", bytes(report.measured_peak_bytes), report.measured_peak_bytes === report.peak_bytes ? "as predicted" : "differs"]);
   }
-  $("figures").replaceChildren(...figures.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, " " + note) : ""))));
+  $("figures").replaceChildren(...figures.map(([name, value, note]) => el("div", { class: note === "does not fit" || note === "differs" ? "bad" : "" }, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, " " + note) : ""))));
   $("footer").textContent = report.footer;
 }
 

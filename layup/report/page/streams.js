@@ -78,6 +78,7 @@ class Streams {
         c.textAlign = "left";
         const from = Math.max(x, board.left) + 4;
         const text = clipped(c, view.text[view.target[k]], Math.min(x + w, width) - from - 4);
+        if (text.length < 6 && text !== view.text[view.target[k]]) continue;
         if (hatched && text) label(c, text, from + 2, y + tall / 2, palette.ink); else c.fillText(text, from, y + tall / 2);
       }
     }

@@ -93,14 +93,10 @@ __device__ inline Index rows_of_block(Index rows, int block, int blocks, int lan
     return whole * lanes + (groups % blocks == block ? rest : 0);
 }
 
-// First stage of a sum over rows: K values a channel. f(row, channel, sums) adds one row. Partials are [block][K][channels].
-template <int K, typename F> __device__ inline void partial_sums(float* partials, Index rows, int channels, F f) {
+// End of the first stage of a sum over rows: joins what the threads of a block have for K values a channel.
+// Partials are [block][K][channels].
+template <int K> __device__ inline void store_partials(float* partials, const Rows& at, int channels, float sums[K][V]) {
     __shared__ float shared[THREADS * V];
-    Rows at(channels);
-    float sums[K][V] = {};
-    if (at.inside)
-#pragma unroll 4
-        for (Index row = at.first; row < rows; row += at.step) f(row, at.channel, sums);
     int thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -118,6 +114,16 @@ template <int K, typename F> __device__ inline void partial_sums(float* partials
             for (int i = 0; i < V; i++)
                 partials[((Index)blockIdx.y * K + k) * channels + at.channel + i] = shared[thread * V + i];
     }
+}
+
+// First stage of a sum over rows: f(row, channel, sums) adds one row.
+template <int K, typename F> __device__ inline void partial_sums(float* partials, Index rows, int channels, F f) {
+    Rows at(channels);
+    float sums[K][V] = {};
+    if (at.inside)
+#pragma unroll 4
+        for (Index row = at.first; row < rows; row += at.step) f(row, at.channel, sums);
+    store_partials<K>(partials, at, channels, sums);
 }
 
 // Second stage: the sum of value k of a channel over all blocks. Blocks of FINAL_CHANNELS x FINAL_LANES threads; the

@@ -1,0 +1,188 @@
+"""Time training steps on a GPU, beside PyTorch in the same process: python scripts/bench.py -a resnet50 -b 128 --against torch
+
+A step of ours includes the copy of its batch from pinned memory; PyTorch's batch is on the GPU already. Figures are medians
+over ``--repeats`` of ``--steps`` steps each. Without --against only ours are timed.
+"""
+
+from __future__ import annotations
+
+import threads  # noqa: F401
+
+# isort: split
+import argparse
+import collections
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import minidnn
+import models
+from minidnn.commandline import run
+from minidnn.errors import UserError
+from minidnn.layers import Graph
+from minidnn.metrics import provenance, write_json
+from minidnn.precision import PRECISIONS
+from minidnn.schedule.recipe import Recipe
+
+OPTIMIZER = minidnn.SGD(lr=0.01, momentum=0.9, weight_decay=1e-4)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("-a", "--arch", nargs="+", default=["resnet50"], metavar="NAME", help="models")
+    add("-b", "--batch-size", nargs="+", type=int, default=[128], metavar="N", help="one for each model")
+    add("--image-size", type=int, default=None, metavar="N")
+    add("--blocks", type=lambda text: [int(n) for n in text.split(",")], metavar="N,N,...", help="of -a resnet")
+    add("--precision", nargs="+", default=["fp16"], choices=[p for p in PRECISIONS if p != "fp64"])
+    add("--device", default="cuda:0")
+    add("--against", choices=("torch",), help="time PyTorch, too: eager in both layouts, and compiled")
+    add(
+        "--compiled",
+        nargs="*",
+        default=["bf16", "fp16"],
+        metavar="P",
+        help="precisions in which torch.compile runs, too",
+    )
+    add("--nondeterministic", action="store_true", help="allow engines that add in a varying order")
+    add("--capture", choices=("auto", "on", "off"), default="auto")
+    add("--fusions", nargs="*", metavar="NAME", help="default: all that pay; none: --fusions without a name")
+    add("--recipe", metavar="FILE", help="replay a recipe instead of measuring engines")
+    add("--kernels", action="store_true", help="also the time of every kernel, run one by one")
+    add("--steps", type=int, default=20)
+    add("--repeats", type=int, default=5)
+    add("--json", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    if len(args.batch_size) not in (1, len(args.arch)):
+        raise UserError(f"{len(args.batch_size)} batch sizes for {len(args.arch)} models: give one, or one for each")
+    sizes = args.batch_size * (len(args.arch) if len(args.batch_size) == 1 else 1)
+    rows = []
+    for arch, batch in zip(args.arch, sizes, strict=True):
+        for precision in args.precision:
+            graph = models.build(arch, batch=batch, image_size=args.image_size, blocks=args.blocks)
+            rows.append(measure(graph, arch, precision, args))
+            print(line(rows[-1]), flush=True)
+    if args.json is not None:
+        write_json(args.json, {"rows": rows, **provenance(0), "command": provenance()["command"]})
+    return 0
+
+
+def measure(graph: Graph, arch: str, precision: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One model in one precision: ours, then the rivals."""
+    row: dict[str, Any] = {"arch": arch, "batch": graph.inputs[0].shape[0], "precision": precision}
+    row["minidnn"] = ours(graph, precision, args)
+    gc.collect()
+    if args.against:
+        from rivals import rivals
+
+        row["torch"] = rivals(graph, precision, args.steps, args.repeats, precision in args.compiled)
+    return row
+
+
+def ours(graph: Graph, precision: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Compile with the defaults, train, and time."""
+    started = time.perf_counter()
+    recipe = None
+    if args.recipe:
+        import json
+
+        recipe = Recipe.from_json(json.loads(Path(args.recipe).read_text(encoding="utf-8")))
+    step = minidnn.compile(
+        graph, optimizer=OPTIMIZER, device=args.device, precision=precision, capture=args.capture,
+        deterministic=not args.nondeterministic, fusions=args.fusions, recipe=recipe,
+    )  # fmt: skip
+    compiled = time.perf_counter() - started
+    batch = graph.inputs[0].shape[0]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(graph.inputs[0].shape, np.float32)
+    y = rng.integers(0, graph.logits.shape[-1], batch)
+    losses = [step.run(x, y).loss for _ in range(6)]
+    executor, device = step.executor, step.executor.device
+    device.synchronize()
+    outside = device.outside_bytes()
+
+    def clock(run: Any) -> tuple[list[float], float]:
+        seconds, host = [], []
+        for _ in range(args.repeats):
+            device.synchronize()
+            before, begin = device.seconds(), time.perf_counter()
+            for _ in range(args.steps):
+                run()
+            host.append((time.perf_counter() - begin) / args.steps)
+            device.synchronize()
+            seconds.append((device.seconds() - before) / args.steps)
+        return seconds, statistics.median(host)
+
+    def submit() -> None:
+        executor.slot()
+        executor.run("train")
+
+    seconds, _ = clock(submit)
+    fed, _ = clock(lambda: step.run(x, y))
+    device.synchronize()
+    begin = time.perf_counter()
+    executor.run("train")
+    host = time.perf_counter() - begin
+    device.synchronize()
+    median = statistics.median(seconds)
+    found = {
+        "images_per_second": batch / median, "step_seconds": median, "all_seconds": seconds,
+        "images_per_second_with_host_batch": batch / statistics.median(fed), "host_seconds": host,
+        "compile_seconds": compiled, "losses": losses, "reserved_bytes": step.profile.reserved_bytes,
+        "peak_bytes": step.profile.peak_bytes, "outside_bytes": outside, "outside_grown_bytes": device.outside_bytes() - outside,
+        "rows": len(step.program["train"].rows), "deterministic": step.recipe.deterministic, "capture": args.capture,
+        "fusions": list(step.recipe.fusions), "recipe": step.recipe.hash, "versions": device.versions(),  # type: ignore[attr-defined]
+    }  # fmt: skip
+    if args.kernels:
+        found["kernels_seconds"] = kernel_times(step)
+    step.close()
+    return found
+
+
+def kernel_times(step: minidnn.CompiledStep) -> dict[str, list[float]]:
+    """For every kernel of a step, the time of all its rows one by one, and how many rows: the longest first."""
+    device, bound = step.executor.device, step.executor.bound("train")
+    total: dict[str, float] = collections.defaultdict(float)
+    count: dict[str, int] = collections.defaultdict(int)
+    for row, made in zip(bound.schedule.rows, bound.rows, strict=True):
+        work = made.works[0]
+        if work is not None and row.stream == "compute":
+            work()
+            device.synchronize()
+            before = device.seconds()
+            for _ in range(5):
+                work()
+            device.synchronize()
+            key = row.kernel or f"copy {row.op.value}"
+            total[key] += (device.seconds() - before) / 5
+            count[key] += 1
+    return {key: [value, count[key]] for key, value in sorted(total.items(), key=lambda entry: -entry[1])}
+
+
+def line(row: dict[str, Any]) -> str:
+    """What a person wants to read of a row."""
+    mine = row["minidnn"]
+    text = (
+        f"{row['arch']} b{row['batch']} {row['precision']}: {mine['images_per_second']:,.0f} images/s "
+        f"({mine['step_seconds'] * 1e3:.2f} ms; fed by the host {mine['images_per_second_with_host_batch']:,.0f}; host "
+        f"{mine['host_seconds'] * 1e3:.2f} ms), slab {mine['reserved_bytes'] / 2**30:.2f} GiB, compiled in "
+        f"{mine['compile_seconds']:.0f} s"
+    )
+    for name, rival in row.get("torch", {}).items():
+        text += (
+            f"\n    PyTorch {name}: {rival['images_per_second']:,.0f} images/s, {rival['peak_bytes'] / 2**30:.2f} GiB"
+        )
+    for name, (seconds, count) in mine.get("kernels_seconds", {}).items():
+        text += f"\n    {name:<40} {seconds * 1e3:8.3f} ms in {count} rows"
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,139 @@
+"""Training on several ranks: rank 0 speaks and writes, the others keep step. Used by ``train.py``."""
+
+from __future__ import annotations
+
+import os
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from job import Job
+from minidnn.checkpoint import Progress
+from minidnn.data import Batches, Splits
+from minidnn.errors import UserError
+from minidnn.metrics import MetricsLog
+from minidnn.parallel.agree import checksum, compare
+from minidnn.parallel.launch import place
+from minidnn.parallel.step import ParallelStep
+from minidnn.parallel.team import Team, gather
+from minidnn.schedule.ranks import Strategy, share
+from minidnn.screen import Screen
+from minidnn.trainer import Outcome
+from runfolder import RunFolder, choose_folder
+
+T = TypeVar("T")
+
+
+class Silent(Screen):
+    """The screen of a rank that says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(interactive=False)
+
+    def line(self, text: str) -> None:
+        """Nothing."""
+
+
+class QuietFolder(RunFolder):
+    """The folder of a run for a rank that writes no more than its own log there."""
+
+    def __init__(self, path: Path, job: Job, rank: int) -> None:
+        super().__init__(path, job)
+        self._rank = rank
+
+    def begin(self, progress: Progress) -> MetricsLog:
+        """The log of this rank."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        return MetricsLog(self.path / f"metrics.rank{self._rank}.jsonl", progress.steps)
+
+    def save(self, progress: Progress, best: bool) -> None:
+        """Take part in gathering the state, which rank 0 writes."""
+        self.tensors()
+
+    def summary(self, outcome: Outcome) -> dict[str, Any]:
+        """What rank 0 writes."""
+        return self.figures(outcome)
+
+
+def start(args: Namespace) -> Team | None:
+    """The team of the options and the environment; None without either. Only rank 0 says what is wrong with them."""
+    return once(lambda: gather(os.environ, args.strategy, args.device, args.ring_timeout))
+
+
+def once(work: Callable[[], T]) -> T:
+    """Do what fails alike on all ranks, before they can tell each other: the others leave the complaint to rank 0."""
+    try:
+        return work()
+    except UserError as error:
+        if place(os.environ).rank == 0:
+            raise
+        time.sleep(1.0)  # launchers end the whole job with the first process that ends badly
+        raise SystemExit(error.exit_code) from None
+
+
+def context(team: Team | None) -> AbstractContextManager[object]:
+    """In it an error of one rank ends all ranks."""
+    return nullcontext() if team is None else team
+
+
+def screen_of(team: Team | None) -> Screen:
+    """Rank 0 speaks."""
+    return Silent() if team is not None and team.rank else Screen()
+
+
+def strategy_of(args: Namespace) -> Strategy:
+    """The strategy of the options."""
+    strategy = Strategy.parse(args.strategy)
+    return replace(strategy, warmup=args.ring_warmup) if args.ring_warmup else strategy
+
+
+def folder_of(team: Team | None, args: Namespace, resumed: Path | None) -> Path:
+    """The folder of the run, which rank 0 chooses."""
+    first = team is None or team.rank == 0
+    chosen = choose_folder(args.output, resumed, args.data, args.arch) if first else None
+    return Path(str(chosen if team is None else team.communicator.exchange(chosen)[0]))
+
+
+def open_folder(team: Team | None, path: Path, job: Job) -> RunFolder:
+    """Rank 0 writes."""
+    return RunFolder(path, job) if team is None or team.rank == 0 else QuietFolder(path, job, team.rank)
+
+
+def same_data(team: Team | None, splits: Splits) -> None:
+    """Refuse ranks that have read different data."""
+    if team is not None:
+        facts = {
+            f"{name} data": f"{len(data)} images, {checksum({'labels': data.labels, 'first': data.images[:8]})}"
+            for name, data in (("training", splits.train), ("test", splits.test))
+        }
+        compare(team.communicator, facts)
+
+
+def batches(job: Job, splits: Splits) -> tuple[Batches, Batches | None]:
+    """This rank's share of every training batch, and its part of the test split: None where there is nothing left."""
+    step = job.step
+    if not isinstance(step, ParallelStep):
+        return job.batches(splits)
+    part = share(len(splits.test), step.ranks.rank, step.ranks.size)
+    mine = part.stop > part.start
+    test = replace(splits.test, images=splits.test.images[part], labels=splits.test.labels[part]) if mine else splits.test
+    train, tested = job.batches(splits._replace(test=test), step.ranks.rank, step.ranks.size)
+    return train, tested if mine else None
+
+
+def describe(step: Any) -> str:
+    """Who takes part, and how batch and rate belong together."""
+    assert isinstance(step, ParallelStep)
+    ranks = step.ranks
+    each = "/".join(map(str, sorted({ranks.of(r).local(ranks.batch) for r in range(ranks.size)}, reverse=True)))
+    delay = f", {ranks.strategy.warmup} updates of warm-up without delay" if ranks.strategy.warmup else ""
+    late = f"updates one step late{delay}; " if ranks.strategy.delayed else ""
+    return (
+        f"{ranks.size} ranks by {step.communicator.name}, strategy {ranks.strategy.name} ({ranks.strategy.implementation}): "
+        f"{late}global batch {ranks.batch}, {each} a rank, gradients averaged over samples, the rate as given; "
+        "layer-wise update off"
+    )

@@ -1,0 +1,208 @@
+"""How deep a ResNet trains in 12 GB: the greatest depth of every policy, and the time of a step there.
+
+    python scripts/reproduce/depth.py [--stream] [--whole-gradients] [--cache probes.json]
+
+ResNet (6, 32, n3, 6) at batch 16, 224 x 224, fp32, SGD with momentum, as SuperNeurons, Layrub and Layup count: depth =
+3 (6 + 32 + n3 + 6) + 2. For every policy and budget the deepest net whose whole program fits is planned, and so is the next
+one, which does not fit. Nothing is extrapolated: straight lines through earlier probes only choose what is planned next.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from figures import WORKSPACES, gb, markdown, names_of, options, percent, save
+from probes import Net, Probes
+
+import models
+from minidnn.budget import parse_bytes
+from minidnn.commandline import run
+from minidnn.schedule.text import human_bytes
+
+BLOCKS, BATCH, IMAGE_SIZE = (6, 32, 6), 16, 224
+BUDGETS = "12GB,12GiB,11441MiB"
+POLICIES = ("naive", "keep", "vdnn_conv", "superneurons", "superneurons_memory", "sqrt_n", "vdnn", "layup", "auto")
+DEEPEST = 3288
+PUBLISHED = (
+    (1517, "Layrub", "12 GB, batch 16", "abstract, TACO 15(3), 2018"),
+    (1920, "SuperNeurons", "12 GB, batch 16, as Layup cites it", "abstract of Layup"),
+    (2504, "Layup", "12 GB, batch 16", "abstract, TACO 16(4), 2019"),
+)
+"""Depth, system, setting, source. 1,920 is no depth of this family: 1,919 (n3 = 595) and 1,922 (n3 = 596) are nearest."""
+
+WALLS = (("weights, gradients, momentum", 12), ("weights, momentum (update in backward)", 8), ("weights alone", 4))
+RESERVES = (1_000_000_000, 400_000_000, 0)
+
+
+def depth(n3: int, stages: tuple[int, int, int] = BLOCKS) -> int:
+    """Layers of the net, without projections, as the papers count."""
+    return 3 * (sum(stages) + n3) + 2
+
+
+def search(load: Callable[[int], float], limit: int, start: int = 1) -> int | None:
+    """The greatest n up to ``limit`` with ``load(n) <= 1``; None if not even ``start``. ``load`` rises, nearly on a line.
+
+    Every answer is probed: n fits, and n + 1 does not or is beyond the limit.
+    """
+    if load(start) > 1:
+        return None
+    if start >= limit:
+        return start
+    low, high = start, limit + 1
+    other = min(limit, start + max(8, start // 64))
+    known = {start: load(start), other: load(other)}
+    while True:
+        low = max((n for n, size in known.items() if size <= 1), default=low)
+        high = min((n for n, size in known.items() if size > 1), default=high)
+        if high - low <= 1:
+            return low
+        near, far = (low, high) if high in known else (low, start if low != start else other)
+        slope = (known[far] - known[near]) / (far - near)
+        last = list(known)[-1]
+        step = (1 - known[last]) / slope if slope > 0 else math.inf
+        guess = last + math.floor(step) if abs(step) < limit else limit
+        guess = min(max(guess, low + 1), high - 1)
+        known[guess] = load(guess)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The greatest depth of a policy under a budget; all but ``needs_bytes`` is None where no depth fits.
+
+    ``needs_bytes``: what the next deeper net would reserve at least, or the shallowest where none fits; None at the limit.
+    ``keep_seconds``: a step of the same net with unlimited memory.
+    """
+
+    policy: str
+    memory_bytes: int
+    n3: int | None
+    depth: int | None
+    reserved_bytes: int | None
+    host_bytes: int | None
+    step_seconds: float | None
+    keep_seconds: float | None
+    needs_bytes: int | None
+    at_limit: bool
+
+
+def deepest(probes: Probes, policy: str, memory: int, limit: int, start: int, stages: tuple[int, int, int]) -> Row:
+    """Search, then find the fastest plan that fits at that depth."""
+    n3 = search(lambda n: probes.load(policy, n, memory), limit, start)
+    if n3 is None and start > 1:
+        n3 = search(lambda n: probes.load(policy, n, memory), start - 1)
+    if n3 is None:
+        needs = math.ceil(probes.load(policy, 1, memory) * memory)
+        return Row(policy, memory, None, None, None, None, None, None, needs, False)
+    best = probes.fastest(policy, n3, memory)
+    needs = None if n3 >= limit else math.ceil(probes.load(policy, n3 + 1, memory) * memory)
+    sizes = (best["reserved_bytes"], best["host_bytes"])
+    return Row(
+        policy, memory, n3, depth(n3, stages), *sizes, best["seconds"], best["keep_seconds"], needs, n3 >= limit
+    )
+
+
+def parameters(n3: int, stages: tuple[int, int, int] = BLOCKS) -> int:
+    """Trained numbers of the net; linear in n3 by construction."""
+    first, second, last = stages
+
+    def count(n: int) -> int:
+        return models.build("resnet", batch=1, image_size=32, blocks=(first, second, n, last)).parameter_count
+
+    one, two = count(1), count(2)
+    return one + (n3 - 1) * (two - one)
+
+
+def arithmetic(budgets: Sequence[int]) -> list[dict[str, Any]]:
+    """The depth at which what must stay on the device fills the budget, less a reserve for all else."""
+    first, unit = parameters(1), parameters(2) - parameters(1)
+    rows = []
+    for what, per_number in WALLS:
+        for reserve in RESERVES:
+            for memory in budgets:
+                n3 = 1 + ((memory - reserve) // per_number - first) // unit
+                deep = depth(n3) if n3 > 0 else None
+                rows.append({"kept": what, "reserve_bytes": reserve, "memory_bytes": memory, "depth": deep})
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    parser = options(__doc__, "k40")
+    add = parser.add_argument
+    add("--memory", metavar="SIZE,...", default=BUDGETS, help=f"device budgets ({BUDGETS})")
+    add("--policies", metavar="NAME,...", help="some policies only")
+    add("--stream", action="store_true", help="parameters and optimizer state live in pinned host memory")
+    add("--host-memory", metavar="SIZE", help="pinned host bytes a plan may take (no limit; with --stream 100GiB)")
+    add("--whole-gradients", action="store_true", help="one update after backward, as in Caffe: all gradients stay")
+    add("--deepest", metavar="N3", type=int, default=DEEPEST, help=f"look at no deeper net ({DEEPEST}: 9,998 layers)")
+    add("--start", metavar="N3", type=int, default=1, help="a depth that fits, to search from (1)")
+    add("--cache", metavar="FILE", type=Path, help="remember what was planned, so that a search can be continued")
+    args = parser.parse_args(argv)
+    stages, image_size, budgets = BLOCKS, IMAGE_SIZE, [parse_bytes(text) for text in args.memory.split(",")]
+    limit, host_text = args.deepest, args.host_memory or ("100GiB" if args.stream else None)
+    if args.tiny:
+        stages, image_size, limit = (1, 1, 1), 32, 12
+        budgets = [parse_bytes("180MiB")]
+    host = None if host_text is None else parse_bytes(host_text, what="--host-memory")
+    net = Net(stages, BATCH, image_size, args.profile, host, args.stream, args.whole_gradients)
+    probes = Probes(net, args.cache)
+    rows: list[Row] = []
+    for policy in names_of(args.policies, POLICIES):
+        for memory in sorted(budgets, reverse=True):
+            start = args.start
+            if policy == "auto":  # whatever any other policy fits, auto fits
+                start = max([start, *(row.n3 or 1 for row in rows if row.memory_bytes == memory)])
+            rows.append(deepest(probes, policy, memory, limit, start, stages))
+            print(text([rows[-1]]).splitlines()[-1], file=sys.stderr, flush=True)
+    walls = arithmetic(budgets)
+    print(f"ResNet {stages[0]}, {stages[1]}, n3, {stages[2]}; batch {BATCH}; {image_size} x {image_size}; {net.title}\n")
+    print(text(rows))
+    print(f"\nPublished\n\n{markdown(('depth', 'system', 'setting', 'source'), [(f'{p[0]:,}', *p[1:]) for p in PUBLISHED])}")
+    print(f"\nArithmetic: what alone fills the budget\n\n{wall_table(walls, budgets)}\n\n{WORKSPACES}")
+    kind = "_".join(["depth", *(["stream"] if args.stream else []), *(["whole_gradients"] if args.whole_gradients else [])])
+    as_json = [{name: getattr(row, name) for name in Row.__slots__} for row in rows]
+    published = [dict(zip(("depth", "system", "setting", "source"), entry, strict=True)) for entry in PUBLISHED]
+    about = {"batch": BATCH, "image_size": image_size, "profile": args.profile, "stages": stages, "host_memory_bytes": host}
+    result = {**about, "streamed": args.stream, "whole_gradients": args.whole_gradients, "rows": as_json}
+    save(f"{kind}_{args.profile}", {**result, "published": published, "arithmetic": walls}, args.json, args.tiny)
+    return 0
+
+
+def text(rows: Sequence[Row]) -> str:
+    """The depths as a table."""
+    head = ("policy", "budget", "greatest depth", "n3", "reserved GB", "pinned GB", "step s", "over keep", "next needs GB")
+    cells = []
+    for row in rows:
+        budget, needs = human_bytes(row.memory_bytes), gb(row.needs_bytes)
+        if row.n3 is None:
+            cells.append((row.policy, budget, "none", None, None, None, None, None, needs))
+            continue
+        assert row.step_seconds is not None and row.keep_seconds is not None
+        times = (f"{row.step_seconds:.3f}", percent(row.step_seconds / row.keep_seconds - 1))
+        deep = f"{row.depth:,}{' or more' if row.at_limit else ''}"
+        cells.append((row.policy, budget, deep, row.n3, gb(row.reserved_bytes), gb(row.host_bytes), *times, needs))
+    return markdown(head, cells)
+
+
+def wall_table(walls: Sequence[dict[str, Any]], budgets: Sequence[int]) -> str:
+    """The arithmetic as a table, a column for every budget."""
+    found = {(wall["kept"], wall["reserve_bytes"], wall["memory_bytes"]): wall["depth"] for wall in walls}
+
+    def cell(deep: int | None) -> str:
+        return "none" if deep is None else f"{deep:,}"
+
+    rows = [
+        (what, per_number, gb(reserve), *(cell(found[what, reserve, memory]) for memory in budgets))
+        for what, per_number in WALLS
+        for reserve in RESERVES
+    ]
+    return markdown(("stays on the device", "B a parameter", "reserve GB", *map(human_bytes, budgets)), rows)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

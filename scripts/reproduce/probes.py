@@ -1,0 +1,153 @@
+"""Probes: what the engine says of one policy at one depth, no more of it than a question needs, and remembered in a file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import models
+from layup.context import Context
+from layup.evaluate import Candidate
+from layup.planner import Planner
+from minidnn.metrics import write_json
+from minidnn.request import prepare
+from minidnn.schedule.plan import Plan
+
+_DOUBTFUL = 1.25
+"""As in ``layup.planner``: candidates whose estimate exceeds the budget by more are not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """The family of nets, and what is the same for all of them. ``stages``: units of the first, second and last stage."""
+
+    stages: tuple[int, int, int]
+    batch: int
+    image_size: int
+    profile: str
+    host_memory: int | None
+    streamed: bool
+    whole_gradients: bool
+
+    @property
+    def title(self) -> str:
+        """How it is trained, in words."""
+        update = "one update after backward" if self.whole_gradients else "layer-wise update"
+        home = "parameters in pinned host memory" if self.streamed else "parameters on the device"
+        return f"fp32, SGD with momentum, {update}, {home}, {self.profile}"
+
+    def context(self, n3: int) -> Context:
+        """The planning context at one depth."""
+        first, second, last = self.stages
+        blocks = (first, second, n3, last)
+        graph = models.build("resnet", batch=self.batch, image_size=self.image_size, blocks=blocks)
+        request = prepare(graph, device=None, profile=self.profile)
+        streamed = ("*",) if self.streamed else ()
+        return Context(request, host_memory=self.host_memory, streamed=streamed)
+
+
+class Probes:
+    """Facts about candidates, by policy and depth. Planned candidates are kept for the depth looked at last only."""
+
+    def __init__(self, net: Net, cache: Path | None) -> None:
+        self.net = net
+        self.cache = cache
+        self.facts: dict[str, dict[str, dict[str, Any]]] = {}
+        if cache is not None and cache.exists():
+            self.facts = json.loads(cache.read_text(encoding="utf-8"))
+        self._open: tuple[tuple[str, int], list[Candidate]] | None = None
+
+    def load(self, policy: str, n3: int, memory: int) -> float:
+        """The budget that the leanest plan takes, as a share of it; at most 1 if it fits, device and host.
+
+        Above 1 it is a lower bound: the peak of the training step may be all that was planned.
+        """
+        least = math.inf
+        host_limit = math.inf if self.net.host_memory is None else self.net.host_memory
+        for number, facts in self._by_bytes(policy, n3):
+            if facts["guess_bytes"] > _DOUBTFUL * memory or (facts["bound_bytes"] > memory and least < math.inf):
+                least = min(least, max(facts["guess_bytes"], facts["bound_bytes"]) / memory)
+                continue
+            for fact in ("bound_bytes", "peak_bytes", "train_bytes", "reserved_bytes"):
+                nbytes = self._fact(policy, n3, number, fact)
+                host = facts.get("host_bytes", facts.get("host_peak_bytes", 0))
+                share = max(nbytes / memory, host / host_limit)
+                if share > 1:
+                    break
+            if share <= 1:
+                return share
+            least = min(least, share)
+        return least
+
+    def fastest(self, policy: str, n3: int, memory: int) -> dict[str, Any]:
+        """Facts of the fastest candidate that fits; there must be one."""
+        best: dict[str, Any] = {}
+        host_limit = math.inf if self.net.host_memory is None else self.net.host_memory
+        entries = sorted(self._by_bytes(policy, n3), key=lambda entry: entry[1]["bound_seconds"])
+        for number, facts in entries:
+            if facts["bound_bytes"] > memory or facts["guess_bytes"] > _DOUBTFUL * memory:
+                continue
+            if best and facts["bound_seconds"] >= best["seconds"]:
+                continue
+            for fact in ("peak_bytes", "train_bytes", "reserved_bytes"):
+                host_fits = facts.get("host_bytes", facts.get("host_peak_bytes", 0)) <= host_limit
+                if self._fact(policy, n3, number, fact) > memory or not host_fits:
+                    break
+            else:
+                if facts["host_bytes"] <= host_limit and (not best or facts["seconds"] < best["seconds"]):
+                    best = facts
+        assert best, f"{policy} fits no plan at n3 = {n3}"
+        return best
+
+    # -- facts ----------------------------------------------------------------------------------------------------------
+    def _by_bytes(self, policy: str, n3: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Number and facts of every candidate, those that promise the fewest bytes first."""
+        key = f"{policy} {n3}"
+        if key not in self.facts:
+            found = {}
+            for number, candidate in enumerate(self._candidates(policy, n3)):
+                found[str(number)] = {
+                    "bound_bytes": candidate.bounds.peak_bytes,
+                    "bound_seconds": candidate.bounds.seconds,
+                    "guess_bytes": candidate.guess,
+                    "keep_seconds": candidate.context.costs.step_seconds,
+                    "policy": candidate.plan.policy,
+                }
+            self.facts[key] = found
+        entries = self.facts[key]
+        yield from sorted(entries.items(), key=lambda e: (e[1]["guess_bytes"] or e[1]["bound_bytes"], e[1]["bound_bytes"]))
+
+    def _fact(self, policy: str, n3: int, number: str, name: str) -> int:
+        facts = self.facts[f"{policy} {n3}"][number]
+        if name not in facts:
+            candidate = self._candidates(policy, n3)[int(number)]
+            if name == "peak_bytes":
+                facts["peak_bytes"], facts["host_peak_bytes"] = candidate.peaks
+            elif name == "train_bytes":
+                facts["train_bytes"], facts["seconds"] = candidate.train.profile.reserved_bytes, candidate.seconds
+                facts["host_peak_bytes"] = candidate.train.profile.host_bytes
+            else:
+                facts["reserved_bytes"] = candidate.program.reserved_bytes
+                facts["host_bytes"] = candidate.program.host_bytes
+            if self.cache is not None:
+                write_json(self.cache, self.facts)
+        return int(facts[name])
+
+    def _candidates(self, policy: str, n3: int) -> list[Candidate]:
+        if self._open is None or self._open[0] != (policy, n3):
+            self._open = None  # let the one before go first: thousands of layers take gigabytes
+            context = self.net.context(n3)
+            candidates = Planner(context, policy).candidates
+            if self.net.whole_gradients:
+                candidates = [Candidate(context, _whole(candidate.plan), candidate.guess) for candidate in candidates]
+            self._open = ((policy, n3), candidates)
+        return self._open[1]
+
+
+def _whole(plan: Plan) -> Plan:
+    """The same plan with one update after backward."""
+    return replace(plan, reuse=replace(plan.reuse, layerwise_update=False))

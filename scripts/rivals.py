@@ -1,0 +1,168 @@
+"""The same nets in PyTorch: built from our graph, timed eager in both layouts and compiled, on the GPU that ours runs on.
+
+PyTorch gets what it does best with: ``cudnn.benchmark``, TF32 or automatic mixed precision, a fused optimizer, in-place
+ReLU, a batch that is on the GPU already.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from minidnn.graph import Node
+from minidnn.layers import (
+    Add,
+    AvgPool,
+    BatchNorm,
+    Concat,
+    Conv2d,
+    Dropout,
+    Flatten,
+    GlobalAvgPool,
+    Graph,
+    Linear,
+    MaxPool,
+    ReLU,
+    SoftmaxCrossEntropy,
+    Tanh,
+)
+
+AMP = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Rival(nn.Module):
+    """Our graph as a PyTorch module that maps images (N, C, H, W) and labels to the loss."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.steps: list[tuple[str, str, tuple[str, ...]]] = []
+        self.parts = nn.ModuleDict()
+        for node in graph.nodes:
+            name = node.name.replace(".", "_")
+            part = module(node)
+            if part is not None:
+                self.parts[name] = part
+            inputs = tuple(tensor.name.replace(".", "_") for tensor in node.inputs)
+            self.steps.append((name, type(node.layer).__name__, inputs))
+        self.source, self.label = graph.inputs[0].name, graph.labels[0].name
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        values = {self.source: x, self.label: y}
+        for name, kind, inputs in self.steps:
+            operands = [values[i] for i in inputs]
+            if kind == "Add":
+                values[name] = operands[0] + operands[1]
+            elif kind == "Concat":
+                values[name] = torch.cat(operands, 1)
+            elif kind == "GlobalAvgPool":
+                values[name] = operands[0].mean((2, 3))
+            elif kind == "SoftmaxCrossEntropy":
+                values[name] = functional.cross_entropy(operands[0], operands[1])
+            else:
+                values[name] = self.parts[name](operands[0])
+        return values[name]
+
+
+def module(node: Node) -> nn.Module | None:
+    """The module of a layer; None where a function does it."""
+    layer, x = node.layer, node.inputs[0].shape
+    if isinstance(layer, Conv2d):
+        return nn.Conv2d(
+            x[3], layer.channels, layer.kernel, layer.stride, layer.padding, layer.dilation, layer.groups, layer.bias
+        )
+    if isinstance(layer, Linear):
+        return nn.Linear(x[1], layer.features, layer.bias)
+    if isinstance(layer, BatchNorm):
+        return nn.BatchNorm2d(x[-1], layer.eps, layer.momentum)
+    if isinstance(layer, MaxPool):
+        return nn.MaxPool2d(layer.kernel, layer.stride, layer.padding, ceil_mode=layer.ceil_mode)
+    if isinstance(layer, AvgPool):
+        return nn.AvgPool2d(layer.kernel, layer.stride, layer.padding)
+    if isinstance(layer, ReLU):
+        return nn.ReLU(inplace=True)
+    if isinstance(layer, Dropout):
+        return nn.Dropout(layer.p)
+    if isinstance(layer, Flatten):
+        return nn.Flatten()
+    if isinstance(layer, Tanh):
+        raise ValueError("PyTorch has no scaled Tanh module")
+    if isinstance(layer, Add | Concat | GlobalAvgPool | SoftmaxCrossEntropy):
+        return None
+    raise ValueError(f"layer {node.name!r} of kind {layer.kind} has no rival here")
+
+
+def timed(step: Callable[[], Any], steps: int, repeats: int) -> list[float]:
+    """Seconds a step, ``repeats`` times, each over ``steps`` steps between two events."""
+    cuda: Any = torch.cuda
+    found = []
+    for _ in range(repeats):
+        begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(steps):
+            step()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / 1e3 / steps)
+    return found
+
+
+def rival(
+    graph: Graph, precision: str, *, channels_last: bool, compiled: bool, steps: int, repeats: int
+) -> dict[str, Any]:
+    """Train on one random batch and return seconds a step, images a second and the peak of allocated bytes."""
+    gc.collect()  # of the rival before
+    torch.cuda.empty_cache()
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    torch.manual_seed(0)
+    batch, h, w, c = graph.inputs[0].shape
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model: Any = Rival(graph).cuda().train()
+    model = model.to(memory_format=layout)
+    x = torch.randn(batch, c, h, w, device="cuda").to(memory_format=layout)
+    y = torch.randint(0, graph.logits.shape[-1], (batch,), device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4, fused=True)
+    scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16")
+    run = torch.compile(model) if compiled else model
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", AMP.get(precision, torch.float16), enabled=precision in AMP):
+            loss = run(x, y)
+        scaled: Any = scaler.scale(loss)
+        scaled.backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    started = time.perf_counter()
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    warm = time.perf_counter() - started
+    torch.cuda.reset_peak_memory_stats()
+    seconds = timed(step, steps, repeats)
+    median = statistics.median(seconds)
+    return {
+        "images_per_second": batch / median, "step_seconds": median, "all_seconds": seconds, "warm_up_seconds": warm,
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+    }  # fmt: skip
+
+
+def rivals(graph: Graph, precision: str, steps: int, repeats: int, compiled: bool) -> dict[str, dict[str, Any]]:
+    """Eager in both layouts, and the better one compiled."""
+    found = {
+        name: rival(graph, precision, channels_last=last, compiled=False, steps=steps, repeats=repeats)
+        for name, last in (("eager", False), ("eager channels-last", True))
+    }
+    if compiled:
+        last = found["eager channels-last"]["step_seconds"] <= found["eager"]["step_seconds"]
+        how = {"channels_last": last, "compiled": True, "steps": steps, "repeats": repeats}
+        found["compiled channels-last" if last else "compiled"] = rival(graph, precision, **how)
+    return found
