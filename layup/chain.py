@@ -6,14 +6,15 @@
    first, earliest first, so that what is nearest to the end of forward stays longest. Every prefix of that order is a plan.
 3. *Cuts.* Long stretches that would be remade at once are cut where the fewest bytes cross, by storing what crosses.
 4. *Timing.* A copy may get all the time it needs, half of it, or none, which takes the fewest bytes.
-5. *Polish.* Single decisions are changed as long as that is faster in the same bytes.
+5. *Blends.* Between two plans: the leaner one for the first part of the net, the other for the rest.
+6. *Polish.* Single decisions are changed as long as that is faster in the same bytes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ SMALLEST_OFFLOAD = 32 << 10
 WINDOWS = (0.0, 0.5, 1.0, 2.0, math.inf)
 SLACKS = (1.0, 0.5, 0.0)
 TARGETS = 32
+_BLENDS = 24
 _EFFORT = 600_000  # of estimates: units times their number
 _NEAR = 1.001  # a candidate so little faster is not worth more bytes
 
@@ -46,6 +48,7 @@ def chain(context: Context) -> list[tuple[Plan, Estimate]]:
     """The plans of the chain with their estimates, from the most bytes to the fewest."""
     search = _Search(context)
     search.add_all(search.families())
+    search.blend()
     search.polish()
     return [(to_plan(context.costs, p.decisions, "auto", p.slack), p.found) for p in search.front()]
 
@@ -123,7 +126,7 @@ class _Search:
     def _prefix(
         self, default: Decisions, order: list[tuple[Unit, Decision]], nbytes: float, parts: int, factor: int
     ) -> Iterator[list[Decision]]:
-        """The plan that evicts the first ``nbytes`` of the order, and what cuts into ``parts``, times ``factor`` ... make of it."""
+        """The plan that evicts the first ``nbytes`` of the order, and with cuts into ``parts``, ``parts`` times ``factor`` ..."""
         decisions = list(default)
         size = 0
         for unit, decision in order:
@@ -142,7 +145,18 @@ class _Search:
                 yield [how if i in stored and d is RECOMPUTE else d for i, d in enumerate(decisions)]
             parts *= factor
 
-    # -- polish -----------------------------------------------------------------------------------------------------
+    # -- blends and polish ------------------------------------------------------------------------------------------
+    def blend(self) -> None:
+        """Fill wide gaps of the front: early units as in the plan of fewer bytes, late ones as in that of more."""
+        front = self.front()
+        span = front[0].found.peak_bytes - front[-1].found.peak_bytes
+        for more, fewer in pairwise(front):
+            gap = more.found.peak_bytes - fewer.found.peak_bytes
+            parts = min(8, gap * _BLENDS // max(span, 1))
+            for part in range(1, parts):
+                cut = len(self.costs.units) * part // parts
+                self.add((*fewer.decisions[:cut], *more.decisions[cut:]), fewer.slack)
+
     def polish(self) -> None:
         """For every target of bytes: change single decisions of the best candidate as long as that is faster."""
         movable = [unit for unit in self.costs.units if unit.stored or unit.keys]

@@ -65,7 +65,7 @@ class Planner:
         host_limit = float("inf") if host_memory is None else host_memory
         if self.policy.name == "auto" and self.keep.fits(limit, host_limit):
             return self.keep
-        waiting = sorted(self.candidates, key=lambda c: c.bounds.seconds, reverse=True)
+        waiting = self._by_bound(limit)
         timed: list[tuple[float, int, int, Candidate]] = []  # a heap, the fastest first
         while waiting or timed:
             if waiting and (not timed or waiting[-1].bounds.seconds < timed[0][0]):
@@ -80,6 +80,20 @@ class Planner:
             if candidate.fits(limit, host_limit):
                 return candidate
         return None
+
+    def _by_bound(self, limit: float) -> list[Candidate]:
+        """Candidates to be looked at from the last on: the lowest bound first; in a large net before it the best estimate."""
+
+        def seconds(candidate: Candidate) -> tuple[float, float]:
+            return candidate.bounds.seconds, candidate.guess.seconds if candidate.guess else 0.0
+
+        ordered = sorted(self.candidates, key=seconds, reverse=True)
+        fitting = [c for c in ordered if c.guess is not None and c.guess.peak_bytes <= limit]
+        if self._large and fitting:
+            likely = min(fitting, key=lambda c: c.guess.seconds if c.guess else 0.0)
+            ordered.remove(likely)
+            ordered.append(likely)
+        return ordered
 
     @property
     def _large(self) -> bool:

@@ -26,7 +26,7 @@ def refuse(planner: Planner, memory: int | None, host_memory: int | None) -> Doe
     program = within.program
     schedule = program.largest
     residents = schedule.profile.residents_at_peak
-    largest = ", ".join(f"{r.layer or r.name} {r.role} {human_bytes(r.nbytes)}" for r in residents[:5])
+    largest = ", ".join(f"{r.label} {human_bytes(r.nbytes)}" for r in residents[:5])
     host = _fewest_host_bytes(planner, memory)
     message = (
         f"no plan of policy {planner.policy.name} fits in {memory} B ({human_bytes(memory)}): the smallest reserves "

@@ -13,22 +13,73 @@ import numpy as np
 
 from minidnn.device.base import Array, Device, Event
 from minidnn.device.emulated import EmulatedDevice, EmulatedEvent
-from minidnn.device.pool import PinnedPoolModel, PoolModel
-from minidnn.errors import UserError
+from minidnn.device.pool import PinnedPoolModel, PoolModel, PoolOutOfMemory
+from minidnn.errors import DoesNotFit, UserError
 from minidnn.executor import BATCHES_IN_FLIGHT, BoundSchedule, Executor
 from minidnn.profiles import Profile
-from minidnn.schedule.instruction import COMPUTE, HOST, RESULT, Buffer, Instruction, Op, Value
+from minidnn.schedule.instruction import COMPUTE, DEVICE, HOST, RESULT, Buffer, Instruction, Op, Value
 from minidnn.schedule.program import Program
 from minidnn.schedule.simulate import row_seconds
-from minidnn.spec import TensorSpec
+from minidnn.schedule.text import human_bytes
+from minidnn.spec import BLOCK_BYTES, TensorSpec
+
+
+def runs_in(program: Program, limit: int) -> bool:
+    """Whether the pool model, with this limit, serves all schedules one after another, twice: in the second round it is
+    fragmented by the first."""
+    pool = PoolModel(limit)
+    try:
+        for buffer in program.persistent.buffers:
+            pool.malloc(buffer.footprint)
+        for schedule in (*program.schedules.values(), *program.schedules.values()):
+            blocks: dict[Buffer, int] = {}
+            for row in schedule.rows:
+                if row.buffer is not None and row.buffer.space == DEVICE:
+                    if row.op is Op.ALLOC:
+                        blocks[row.buffer] = pool.malloc(row.buffer.footprint)
+                    else:
+                        pool.free(blocks.pop(row.buffer))
+    except PoolOutOfMemory:
+        return False
+    return True
+
+
+def require_pool_fit(program: Program, limit: int) -> None:
+    """Raise DoesNotFit, naming a limit that works, if the pool would run out of memory in some step."""
+    if runs_in(program, limit):
+        return
+    low = program.peak_bytes // BLOCK_BYTES - 1  # blocks: certainly too few, and enough
+    high = 2 * low
+    while not runs_in(program, high * BLOCK_BYTES):
+        high *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if runs_in(program, middle * BLOCK_BYTES) else (middle, high)
+    needed = high * BLOCK_BYTES
+    profile = program.largest.profile
+    raise DoesNotFit(
+        f"the pool needs {needed} B ({human_bytes(needed)}) for this step, whose live bytes never exceed {program.peak_bytes} B: "
+        f"the rest is lost to fragmentation; the limit is {limit} B; try --memory {needed}, or --allocator slab, which needs "
+        f"{program.reserved_bytes} B",
+        minimum_bytes=needed,
+        minimum_host_bytes=program.host_bytes,
+        row=profile.peak_text,
+        residents=[(r.name, r.nbytes) for r in profile.residents_at_peak],
+    )
 
 
 class PoolExecutor(Executor):
-    """See the module. ``pool`` and ``pinned_pool`` have the counters. Raises PoolOutOfMemory above ``memory`` bytes held."""
+    """See the module. ``pool`` and ``pinned_pool`` have the counters.
+
+    Raises DoesNotFit if the pool would have to hold more than ``memory`` bytes. Schedules run in another order than
+    ``runs_in`` tries could still fragment it further, and raise PoolOutOfMemory then.
+    """
 
     def __init__(self, program: Program, device: Device, profile: Profile, precision: str, memory: int | None) -> None:
         if not isinstance(device, EmulatedDevice):
             raise UserError(f"allocator='pool' runs on the emulated device, not on {device.name}; use allocator='slab'")
+        if memory is not None:
+            require_pool_fit(program, memory)
         super().__init__(program, device, profile, precision, reserve=False)
         self.pool = PoolModel(memory)
         self.pinned_pool = PinnedPoolModel()

@@ -105,7 +105,11 @@ class EmulatedDevice:
         stream = self._next_stream()
         work, waits, seconds, event = self._queues[stream].popleft()
         if work is not None:
-            work()
+            try:
+                work()
+            except BaseException:
+                self.discard()  # the rest of a step that failed must not run with the next one
+                raise
         start = self._clock[stream]
         for wait in waits:
             start = max(start, wait.end)
@@ -133,8 +137,10 @@ class EmulatedDevice:
         return np.array(array)
 
     def discard(self) -> None:
-        """Forget queued works after a failure: none of them will run."""
+        """Forget queued works after a failure: none of them will run, and nobody waits for them."""
         for queue in self._queues.values():
+            for *_, event in queue:
+                event.done = True
             queue.clear()
 
     def seconds(self) -> float:

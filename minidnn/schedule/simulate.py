@@ -20,12 +20,22 @@ __all__ = [
 
 
 class Resident(NamedTuple):
-    """A buffer alive at the peak: its name, the layer it belongs to, its role and the bytes it takes in the slab."""
+    """A buffer alive at the peak: its name, the layer it belongs to, its role and the bytes it takes in the slab.
+
+    ``decision``: what the plan decides for that layer, where it decides something.
+    """
 
     name: str
     layer: str
     role: str
     nbytes: int
+    decision: str = ""
+
+    @property
+    def label(self) -> str:
+        """Layer, role and decision for a sentence."""
+        decided = f" ({self.decision})" if self.decision else ""
+        return f"{self.layer or self.name} {self.role}{decided}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,7 @@ def simulate(
     peak = max(curve, default=base_bytes)
     peak_row = _first_at(rows, curve, peak)
     alive = [*on_device, *live_buffers(rows[: peak_row + 1])]
-    residents = [Resident(b.name, b.layer, b.role.value, b.footprint) for b in alive]
+    residents = [Resident(b.name, b.layer, b.role.value, b.footprint, str(b.decision)) for b in alive]
     residents.sort(key=lambda resident: (-resident.nbytes, resident.name))
     by_role: dict[str, int] = {}
     for resident in residents:

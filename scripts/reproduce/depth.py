@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from figures import WORKSPACES, gb, markdown, names_of, options, percent, save
+from figures import WORKSPACES, markdown, names_of, options, percent, save, size
 from probes import Net, Probes
 
 import models
 from minidnn.budget import parse_bytes
 from minidnn.commandline import run
-from minidnn.schedule.text import human_bytes
 
 BLOCKS, BATCH, IMAGE_SIZE = (6, 32, 6), 16, 224
 BUDGETS = "12GB,12GiB,11441MiB"
@@ -99,10 +98,10 @@ def deepest(probes: Probes, policy: str, memory: int, limit: int, start: int, st
         needs = math.ceil(probes.load(policy, 1, memory) * memory)
         return Row(policy, memory, None, None, None, None, None, None, needs, False)
     best = probes.fastest(policy, n3, memory)
-    needs = None if n3 >= limit else math.ceil(probes.load(policy, n3 + 1, memory) * memory)
+    beyond = None if n3 >= limit else math.ceil(probes.load(policy, n3 + 1, memory) * memory)
     sizes = (best["reserved_bytes"], best["host_bytes"])
     return Row(
-        policy, memory, n3, depth(n3, stages), *sizes, best["seconds"], best["keep_seconds"], needs, n3 >= limit
+        policy, memory, n3, depth(n3, stages), *sizes, best["seconds"], best["keep_seconds"], beyond, n3 >= limit
     )
 
 
@@ -160,14 +159,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(deepest(probes, policy, memory, limit, start, stages))
             print(text([rows[-1]]).splitlines()[-1], file=sys.stderr, flush=True)
     walls = arithmetic(budgets)
-    print(f"ResNet {stages[0]}, {stages[1]}, n3, {stages[2]}; batch {BATCH}; {image_size} x {image_size}; {net.title}\n")
+    print(
+        f"ResNet {stages[0]}, {stages[1]}, n3, {stages[2]}; batch {BATCH}; {image_size} x {image_size}; {net.title}\n"
+    )
     print(text(rows))
-    print(f"\nPublished\n\n{markdown(('depth', 'system', 'setting', 'source'), [(f'{p[0]:,}', *p[1:]) for p in PUBLISHED])}")
+    print(
+        f"\nPublished\n\n{markdown(('depth', 'system', 'setting', 'source'), [(f'{p[0]:,}', *p[1:]) for p in PUBLISHED])}"
+    )
     print(f"\nArithmetic: what alone fills the budget\n\n{wall_table(walls, budgets)}\n\n{WORKSPACES}")
-    kind = "_".join(["depth", *(["stream"] if args.stream else []), *(["whole_gradients"] if args.whole_gradients else [])])
+    kind = "_".join(
+        ["depth", *(["stream"] if args.stream else []), *(["whole_gradients"] if args.whole_gradients else [])]
+    )
     as_json = [{name: getattr(row, name) for name in Row.__slots__} for row in rows]
     published = [dict(zip(("depth", "system", "setting", "source"), entry, strict=True)) for entry in PUBLISHED]
-    about = {"batch": BATCH, "image_size": image_size, "profile": args.profile, "stages": stages, "host_memory_bytes": host}
+    about = {
+        "batch": BATCH,
+        "image_size": image_size,
+        "profile": args.profile,
+        "stages": stages,
+        "host_memory_bytes": host,
+    }
     result = {**about, "streamed": args.stream, "whole_gradients": args.whole_gradients, "rows": as_json}
     save(f"{kind}_{args.profile}", {**result, "published": published, "arithmetic": walls}, args.json, args.tiny)
     return 0
@@ -175,17 +186,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def text(rows: Sequence[Row]) -> str:
     """The depths as a table."""
-    head = ("policy", "budget", "greatest depth", "n3", "reserved GB", "pinned GB", "step s", "over keep", "next needs GB")
-    cells = []
+    head = (
+        "policy",
+        "budget",
+        "greatest depth",
+        "n3",
+        "reserved",
+        "pinned host",
+        "step s",
+        "over keep",
+        "the next needs",
+    )
+    cells: list[tuple[object, ...]] = []
     for row in rows:
-        budget, needs = human_bytes(row.memory_bytes), gb(row.needs_bytes)
+        budget, needs = exactly(row.memory_bytes), size(row.needs_bytes)
         if row.n3 is None:
             cells.append((row.policy, budget, "none", None, None, None, None, None, needs))
             continue
         assert row.step_seconds is not None and row.keep_seconds is not None
         times = (f"{row.step_seconds:.3f}", percent(row.step_seconds / row.keep_seconds - 1))
         deep = f"{row.depth:,}{' or more' if row.at_limit else ''}"
-        cells.append((row.policy, budget, deep, row.n3, gb(row.reserved_bytes), gb(row.host_bytes), *times, needs))
+        cells.append((row.policy, budget, deep, row.n3, size(row.reserved_bytes), size(row.host_bytes), *times, needs))
     return markdown(head, cells)
 
 
@@ -197,11 +218,19 @@ def wall_table(walls: Sequence[dict[str, Any]], budgets: Sequence[int]) -> str:
         return "none" if deep is None else f"{deep:,}"
 
     rows = [
-        (what, per_number, gb(reserve), *(cell(found[what, reserve, memory]) for memory in budgets))
+        (what, per_number, size(reserve), *(cell(found[what, reserve, memory]) for memory in budgets))
         for what, per_number in WALLS
         for reserve in RESERVES
     ]
-    return markdown(("stays on the device", "B a parameter", "reserve GB", *map(human_bytes, budgets)), rows)
+    return markdown(("stays on the device", "B a parameter", "reserve", *map(exactly, budgets)), rows)
+
+
+def exactly(nbytes: int) -> str:
+    """A budget in the unit in which it is round."""
+    for unit, scale in (("GB", 10**9), ("GiB", 2**30), ("MiB", 2**20)):
+        if nbytes % scale == 0:
+            return f"{nbytes // scale:,} {unit}"
+    return f"{nbytes:,} B"
 
 
 if __name__ == "__main__":

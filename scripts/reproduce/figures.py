@@ -71,16 +71,29 @@ def save(name: str, result: Mapping[str, Any], path: Path | None, tiny: bool) ->
 def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table; a column whose first cell begins with a digit or a sign is right-aligned."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    numeric = [any(row[i][:1].isdigit() or row[i][:1] in "+−" and row[i][1:] for row in cells) for i in range(len(head))]
+    numeric = [
+        any(row[i][:1].isdigit() or (row[i][:1] in "+−" and row[i][1:]) for row in cells) for i in range(len(head))
+    ]
     lines = [f"| {' | '.join(head)} |", f"|{'|'.join('---:' if right else '---' for right in numeric)}|"]
     return "\n".join(lines + [f"| {' | '.join(row)} |" for row in cells])
 
 
-def gb(nbytes: float | None) -> str | None:
-    """Decimal gigabytes, 1e9 B, as the papers count."""
-    return None if nbytes is None else f"{nbytes / 1e9:.2f}"
+def size(nbytes: float | None) -> str | None:
+    """Bytes in decimal units, as the papers count: 1 GB = 1e9 B."""
+    if nbytes is None:
+        return None
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if abs(nbytes) >= 0.995 * scale:
+            return f"{nbytes / scale:.2f} {unit}".replace("-", "−")
+    return f"{nbytes / 1e3:.1f} kB".replace("-", "−")
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """A number with its sign; a zero that rounding has left has none."""
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else f"{0:.{digits}f}"
 
 
 def percent(value: float | None) -> str | None:
     """A share as a signed percentage."""
-    return None if value is None else f"{value * 100:+.1f} %".replace("-", "−")
+    return None if value is None else f"{signed(100 * value)} %"

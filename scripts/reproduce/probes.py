@@ -79,7 +79,7 @@ class Probes:
                 if share > 1:
                     break
             if share <= 1:
-                return share
+                return float(share)
             least = min(least, share)
         return least
 
@@ -119,7 +119,9 @@ class Probes:
                 }
             self.facts[key] = found
         entries = self.facts[key]
-        yield from sorted(entries.items(), key=lambda e: (e[1]["guess_bytes"] or e[1]["bound_bytes"], e[1]["bound_bytes"]))
+        yield from sorted(
+            entries.items(), key=lambda e: (e[1]["guess_bytes"] or e[1]["bound_bytes"], e[1]["bound_bytes"])
+        )
 
     def _fact(self, policy: str, n3: int, number: str, name: str) -> int:
         facts = self.facts[f"{policy} {n3}"][number]

@@ -171,7 +171,7 @@ def test_a_ring_takes_2_n_minus_1_steps_and_moves_2_n_minus_1_nths_of_the_padded
 @pytest.mark.parametrize("strategy", (*EVERY, BUCKETS))
 @pytest.mark.parametrize("ranks", (1, 3))
 def test_every_schedule_is_clean_and_fits_what_is_reserved(strategy, ranks):
-    graph, plan = nets.residual(6), Plan({"stem": Decision.OFFLOAD, "stem.bn": Decision.RECOMPUTE})
+    graph, plan = nets.residual(6), Plan({"stem": Decision.OFFLOAD, "stem.relu": Decision.RECOMPUTE})
     for communicator in InProcess.group(ranks):
         program = minidnn.compile(
             graph, plan, strategy=strategy, communicator=communicator, device=None, tail=4, memory=None
@@ -245,7 +245,7 @@ def test_the_ring_keeps_an_nth_of_the_momentum_and_the_delayed_ring_two_of_weigh
 @pytest.mark.parametrize("strategy", ("ring", "ring_delayed", "tree"))
 def test_offload_and_recompute_change_no_bit_and_no_collective(strategy):
     graph = nets.residual(6)
-    plans = [None, Plan({"stem": Decision.OFFLOAD, "unit0.bn1": Decision.RECOMPUTE, "unit0.relu1": Decision.RECOMPUTE})]
+    plans = [None, Plan({"stem": Decision.OFFLOAD, "unit0.relu1": Decision.RECOMPUTE})]
     (first, *_), (other, *_) = (trained(graph, strategy, 2, plan=plan) for plan in plans)
     assert nets.differing(first, other) == []
     counts = []

@@ -11,12 +11,16 @@ class Streams {
     this.picked = -1;
     this.over = -1;
     this.showWaits = true;
+    // What a step does before the one before has ended is drawn where the next step does it, one step later: pale.
+    const step = view.data.step_ns;
+    this.later = Float64Array.from(view.start, (start) => (start < -1 ? step : 0));
+    this.start = view.start.map((start, k) => start + this.later[k]);
+    this.end = view.end.map((end, k) => end + this.later[k]);
     this.findWaits();
     this.board = new Board($("streams-chart"), "Streams of one step by predicted time", this);
     this.board.left = 122;
-    const starts = view.start.reduce((a, b) => Math.min(a, b), 0), ends = view.end.reduce((a, b) => Math.max(a, b), 1);
-    this.board.closest = Math.max((ends - starts) / 2e5, 100);
-    this.board.setFull(starts, ends);
+    this.board.closest = Math.max(step / 2e5, 100);
+    this.board.setFull(-0.015 * step, this.end.reduce((a, b) => Math.max(a, b), step));
     this.board.fullY = this.board.viewY = [0, 1];
     const waits = el("input", { type: "checkbox", checked: true, onchange: (event) => { this.showWaits = event.target.checked; this.board.redraw(); } });
     $("streams-controls").append(zoomButtons(this.board), el("label", {}, waits, "waits"), savePicture(this.board, "streams"));
@@ -64,14 +68,16 @@ class Streams {
     const filled = new Map(); // lane -> rightmost pixel drawn, so that crowds of tiny rows stay quick
     for (let k = 0; k < view.rows; k++) {
       if (view.end[k] <= view.start[k]) continue;
-      const x = board.x(view.start[k]), w = board.x(view.end[k]) - x;
+      const x = board.x(this.start[k]), w = board.x(this.end[k]) - x;
       if (x > board.width || x + w < board.left) continue;
       const lane = this.lanes.indexOf(view.stream[k]), y = this.laneTop(lane), colour = palette[opColour(view.op[k])];
       if (w < 0.3 && x + w < (filled.get(lane) ?? -1)) continue;
       filled.set(lane, x + Math.max(w, 0.5));
       const hatched = HATCHED_OPS.has(view.op[k]);
+      c.globalAlpha = this.later[k] ? 0.6 : 1;
       c.fillStyle = hatched && w > 3 ? hatch(c, colour) : colour;
       c.fillRect(x, y, Math.max(w, 0.5), tall);
+      c.globalAlpha = 1;
       if (w > 4) { c.strokeStyle = palette.panel; c.lineWidth = 1; c.strokeRect(x + 0.5, y + 0.5, w - 1, tall - 1); }
       if (w > 40) {
         c.fillStyle = hatched ? palette.ink : inkOn(colour);
@@ -85,10 +91,10 @@ class Streams {
     if (this.showWaits) this.drawWaits(board, c, tall);
     for (const k of new Set([this.over, this.picked])) {
       if (k < 0) continue;
-      const x = board.x(view.start[k]);
+      const x = board.x(this.start[k]);
       c.strokeStyle = palette.ink;
       c.lineWidth = 2;
-      c.strokeRect(x, this.laneTop(this.lanes.indexOf(view.stream[k])), Math.max(board.x(view.end[k]) - x, 1), tall);
+      c.strokeRect(x, this.laneTop(this.lanes.indexOf(view.stream[k])), Math.max(board.x(this.end[k]) - x, 1), tall);
     }
     const [top, bottom] = [this.bottom + 2, board.height - 28];
     this.drawLive(board, c, top, bottom);
@@ -116,11 +122,12 @@ class Streams {
       c.globalAlpha = stalls ? 0.9 : 0.45;
       c.beginPath();
       for (const [row, waited, lag, ended, stall] of this.waits) {
-        if (stall !== stalls || (crowded && !stall) || view.start[row] < low || ended > high) continue;
+        const later = this.later[row];
+        if (stall !== stalls || (crowded && !stall) || this.start[row] < low || ended + later > high) continue;
         const from = this.laneTop(this.lanes.indexOf(view.stream[waited])), to = this.laneTop(this.lanes.indexOf(view.stream[row]));
         const down = to > from;
-        c.moveTo(board.x(ended), down ? from + tall : from);
-        c.lineTo(board.x(view.start[row]), down ? to : to + tall);
+        c.moveTo(board.x(ended + later), down ? from + tall : from);
+        c.lineTo(board.x(this.start[row]), down ? to : to + tall);
       }
       c.stroke();
     }
@@ -162,7 +169,7 @@ class Streams {
     let best = -1, distance = 3;
     for (let k = 0; k < view.rows; k++) {
       if (view.stream[k] !== this.lanes[lane] || view.end[k] <= view.start[k]) continue;
-      const x0 = board.x(view.start[k]), x1 = board.x(view.end[k]);
+      const x0 = board.x(this.start[k]), x1 = board.x(this.end[k]);
       const away = px < x0 ? x0 - px : px > x1 ? px - x1 : 0;
       if (away < distance) { best = k; distance = away; }
       if (!distance) break;
@@ -171,7 +178,7 @@ class Streams {
   }
 
   describe(k) {
-    const view = this.view, lines = [`${view.rowText(k)}`, `row ${whole(k)}, ${seconds(view.end[k] - view.start[k])}, from ${seconds(view.start[k])} to ${seconds(view.end[k])}`];
+    const view = this.view, lines = [`${view.rowText(k)}`, `row ${whole(k)}, ${seconds(view.end[k] - view.start[k])}, from ${seconds(this.start[k])} to ${seconds(this.end[k])}${this.later[k] ? ", of the next step" : ""}`];
     for (const [row, waited, lag, , stalls] of this.waits) {
       if (row === k) lines.push(`${stalls ? "stood still for" : "after"} ${view.rowText(waited)}${lag ? " of the step before" : ""}`);
     }
@@ -194,7 +201,7 @@ class Streams {
   }
   dive(board, px, py) {
     const k = this.rowAt(px, py);
-    if (k < 0) board.zoom(0.4, px); else board.reveal(this.view.start[k], this.view.end[k], 1.5);
+    if (k < 0) board.zoom(0.4, px); else board.reveal(this.start[k], this.end[k], 1.5);
   }
   key() { return false; }
 
@@ -220,11 +227,12 @@ class Streams {
     let all = 0, covered = 0;
     for (let k = 0; k < view.rows; k++) {
       if ((view.stream[k] !== "h2d" && view.stream[k] !== "d2h") || view.end[k] <= view.start[k]) continue;
-      all += view.end[k] - view.start[k];
+      const from = this.start[k], to = this.end[k];
+      all += to - from;
       let low = 0, high = compute.length;
-      while (low < high) { const middle = (low + high) >> 1; if (compute[middle][1] <= view.start[k]) low = middle + 1; else high = middle; }
-      for (; low < compute.length && compute[low][0] < view.end[k]; low++) {
-        covered += Math.min(compute[low][1], view.end[k]) - Math.max(compute[low][0], view.start[k]);
+      while (low < high) { const middle = (low + high) >> 1; if (compute[middle][1] <= from) low = middle + 1; else high = middle; }
+      for (; low < compute.length && compute[low][0] < to; low++) {
+        covered += Math.min(compute[low][1], to) - Math.max(compute[low][0], from);
       }
     }
     return all ? `Copies take ${seconds(all)} of a step; ${percent(covered, all)} of that is hidden behind computation.` : "";
