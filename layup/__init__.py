@@ -6,12 +6,12 @@ and ``max_batch`` say how far it goes. The training that results is the same to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from layup.context import Context
-from layup.paused import paused_collector
 from layup.planned import Planned, planned
 from layup.planner import Planner
 from layup.refusal import refuse
@@ -19,7 +19,8 @@ from minidnn.budget import parse_bytes
 from minidnn.errors import UserError
 from minidnn.layers import Graph
 from minidnn.profiles import Profile
-from minidnn.request import prepare
+from minidnn.request import Request, prepare
+from minidnn.schedule.program import uncollected
 from minidnn.step import CompiledStep
 
 __all__ = ["Context", "Planned", "Planner", "compile", "max_batch", "minimum_memory", "plan"]
@@ -51,9 +52,8 @@ def plan(
         DoesNotFit: no plan of the policy fits; the message names what would.
         UserError: anything else that cannot be done as asked, in one sentence.
     """
-    with paused_collector():
-        planner = _planner(graph, policy, cost, host_memory, theta, streamed, same)
-        return _choose(planner, memory)
+    with _request(graph, cost, same) as request, uncollected():
+        return _choose(_planner(request, policy, host_memory, theta, streamed), memory)
 
 
 def compile(
@@ -70,10 +70,10 @@ def compile(
 
     Raises DoesNotFit and UserError as ``plan`` does; nothing was allocated then.
     """
-    with paused_collector():
-        planner = _planner(graph, policy, cost, host_memory, theta, streamed, same)
-        chosen = _choose(planner, memory)
-    return planner.context.request.step(chosen.plan, chosen.program, chosen.memory)
+    with _request(graph, cost, same, lasts=True) as request:
+        with uncollected():
+            chosen = _choose(_planner(request, policy, host_memory, theta, streamed), memory)
+        return request.step(chosen.plan, chosen.program, chosen.memory)
 
 
 def minimum_memory(
@@ -89,12 +89,12 @@ def minimum_memory(
 
     Raises DoesNotFit if the host budget alone cannot be kept.
     """
-    with paused_collector():
-        planner = _planner(graph, policy, cost, host_memory, theta, streamed, same)
+    with _request(graph, cost, same) as request, uncollected():
+        planner = _planner(request, policy, host_memory, theta, streamed)
         smallest = planner.smallest(planner.context.host_memory)
-    if smallest is None:
-        raise refuse(planner, None, planner.context.host_memory)
-    return smallest.program.reserved_bytes
+        if smallest is None:
+            raise refuse(planner, None, planner.context.host_memory)
+        return smallest.program.reserved_bytes
 
 
 def max_batch(
@@ -128,20 +128,29 @@ def max_batch(
     return good
 
 
-def _planner(
-    graph: Graph,
-    policy: str,
-    cost: str | Path | Profile | None,
-    host_memory: int | str | None,
-    theta: float,
-    streamed: tuple[str, ...],
-    same: dict[str, Any],
-) -> Planner:
-    if not theta > 0:
-        raise UserError(f"theta={theta!r} must be above 0; 1.0 is usual")
+@contextmanager
+def _request(
+    graph: Graph, cost: str | Path | Profile | None, same: dict[str, Any], *, lasts: bool = False
+) -> Iterator[Request]:
+    """A request whose device, if it is opened here, is closed in the end; ``lasts``: only after an error."""
     if "plan" in same:
         raise UserError("layup makes the plan: leave plan= out, or use minidnn.compile")
     request = prepare(graph, **(same if cost is None else {**same, "profile": cost}))
+    done = False
+    try:
+        yield request
+        done = True
+    finally:
+        opened = isinstance(same.get("device", "emulated"), str)
+        if request.device is not None and opened and not (lasts and done):
+            request.device.close()
+
+
+def _planner(
+    request: Request, policy: str, host_memory: int | str | None, theta: float, streamed: tuple[str, ...]
+) -> Planner:
+    if not theta > 0:
+        raise UserError(f"theta={theta!r} must be above 0; 1.0 is usual")
     host = None if host_memory is None else parse_bytes(host_memory, what="host_memory")
     return Planner(Context(request, theta=theta, host_memory=host, streamed=streamed), policy)
 

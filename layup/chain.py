@@ -32,6 +32,7 @@ WINDOWS = (0.0, 0.5, 1.0, 2.0, math.inf)
 SLACKS = (1.0, 0.5, 0.0)
 TARGETS = 32
 _BLENDS = 24
+_SWEEPS = 4
 _EFFORT = 600_000  # of estimates: units times their number
 _NEAR = 1.001  # a candidate so little faster is not worth more bytes
 
@@ -51,6 +52,19 @@ def chain(context: Context) -> list[tuple[Plan, Estimate]]:
     search.blend()
     search.polish()
     return [(to_plan(context.costs, p.decisions, "auto", p.slack), p.found) for p in search.front()]
+
+
+def leanest(context: Context) -> Plan:
+    """A plan of about the fewest bytes, found without search: all offloaded, or cut into the best number of segments."""
+    costs = context.costs
+    search = _Search(context)
+    default = [KEEP if unit.stored else RECOMPUTE for unit in costs.units]
+    search.add(default, 1.0)
+    search.add([OFFLOAD if unit.stored else RECOMPUTE for unit in costs.units], 0.0)
+    everything = [(unit, RECOMPUTE) for unit in costs.units if unit.stored]
+    search.add_all((decisions, 0.0) for decisions in search.prefix(default, everything, math.inf, 2, 2))
+    best = min(search.points.values(), key=lambda point: (point.found.peak_bytes, point.found.seconds))
+    return to_plan(costs, best.decisions, "auto", best.slack)
 
 
 class _Search:
@@ -107,7 +121,7 @@ class _Search:
             order = self._order(window)
             total = sum(unit.footprint for unit, _ in order)
             whole = step == prefixes
-            for decisions in self._prefix(
+            for decisions in self.prefix(
                 default, order, total * step / prefixes, 8 if coarse else 2, 4 if coarse else 2
             ):
                 slacks = SLACKS if OFFLOAD in decisions and (whole or not coarse) else SLACKS[:1]
@@ -123,7 +137,7 @@ class _Search:
         first = [(unit, OFFLOAD) for unit in costs.units if unit.number in out]
         return [*first, *((unit, RECOMPUTE) for unit in rest)]
 
-    def _prefix(
+    def prefix(
         self, default: Decisions, order: list[tuple[Unit, Decision]], nbytes: float, parts: int, factor: int
     ) -> Iterator[list[Decision]]:
         """The plan that evicts the first ``nbytes`` of the order, and with cuts into ``parts``, ``parts`` times ``factor`` ..."""
@@ -164,32 +178,37 @@ class _Search:
             return
         front = self.front()
         low, high = front[-1].found.peak_bytes, front[0].found.peak_bytes
-        for step in range(TARGETS, -1, -1):
+        bits = TARGETS.bit_length() - 1
+        for step in sorted(
+            range(TARGETS), key=lambda n: f"{n:0{bits}b}"[::-1]
+        ):  # 0, a half, a quarter, three quarters ...
             target = low + (high - low) * step // TARGETS
             fitting = [p for p in self.points.values() if p.found.peak_bytes <= target]
             if fitting and self.left > 0:
                 self._polish(min(fitting, key=lambda p: (p.found.seconds, p.found.peak_bytes)), movable, target)
 
     def _polish(self, point: Point, movable: list[Unit], target: int) -> None:
-        improved = True
-        while improved and self.left > 0:
-            improved = False
+        for _ in range(_SWEEPS):
+            before = point
             for unit, decision in product(movable, (KEEP, OFFLOAD, RECOMPUTE)):
                 if decision is point.decisions[unit.number] or (decision is OFFLOAD and not _worth_moving(unit)):
                     continue
                 changed = list(point.decisions)
                 changed[unit.number] = decision
-                other = self.add(changed, point.slack)
-                if other is not None and other.found.peak_bytes <= target and _better(other, point):
-                    point, improved = other, True
+                point = self._better(point, changed, point.slack, target)
             for slack in SLACKS:
-                other = self.add(point.decisions, slack)
-                if other is not None and other.found.peak_bytes <= target and _better(other, point):
-                    point, improved = other, True
+                point = self._better(point, point.decisions, slack, target)
+            if point is before:
+                return
 
-
-def _better(a: Point, b: Point) -> bool:
-    return (a.found.seconds, a.found.peak_bytes) < (b.found.seconds * (1 - 1e-9), b.found.peak_bytes)
+    def _better(self, point: Point, decisions: Decisions, slack: float, target: int) -> Point:
+        """The other candidate if it fits the target and is faster, or as fast in fewer bytes; else the point itself."""
+        other = self.add(decisions, slack)
+        if other is None or other.found.peak_bytes > target:
+            return point
+        faster = other.found.seconds < point.found.seconds * (1 - 1e-9)
+        leaner = other.found.seconds <= point.found.seconds and other.found.peak_bytes < point.found.peak_bytes
+        return other if faster or leaner else point
 
 
 def _grade(unit: Unit) -> int:

@@ -90,7 +90,7 @@ class Costs:
     Attributes:
         layers: one entry a layer. units: in the order of their last layers. keys: what they make.
         unit_of: index of the unit of every node.
-        forward_seconds, backward_seconds, forward_rows, backward_rows: by node index; rows count those of ``compute``.
+        forward_seconds, backward_seconds, forward_rows, backward_rows: by node; rows are those of ``compute``, updates apart.
         forward_ends, forward_row_ends: seconds and rows until a node's forward has ended.
         out_seconds, back_seconds, first_readers, last_readers: by key.
         around: by position (N forward, then N backward, last node first): bytes alive besides the keys: parameters,
@@ -155,7 +155,7 @@ class Costs:
                     kernels[row.kernel] = kernels.get(row.kernel, 0.0) + seconds
             else:
                 self.backward_seconds[at] += seconds
-                self.backward_rows[at] += 1
+                self.backward_rows[at] += row.op is not Op.UPDATE  # by which distances count
             if row.workspace is not None:
                 self._workspace[at] = max(self._workspace[at], row.workspace.spec.nbytes)
 

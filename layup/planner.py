@@ -13,13 +13,10 @@ from heapq import heappop, heappush
 
 from layup.chain import chain
 from layup.context import Context
-from layup.estimate import Estimate
+from layup.estimate import OFFLOAD, Estimate, estimate
 from layup.evaluate import Candidate
 from layup.policies import POLICIES, find
-from minidnn.schedule.plan import Plan, keep
-
-_DOUBTFUL = 1.25
-"""Candidates of the chain whose estimate exceeds the budget by more are not looked at; estimates are rarely 1 % off."""
+from minidnn.schedule.plan import Plan, Reuse, keep
 
 _LARGE = 1500
 """Units from which on a candidate takes seconds to evaluate, so that estimates are trusted more."""
@@ -52,8 +49,16 @@ class Planner:
         for plan, guess in plans:
             text = repr(sorted({**plan.to_json(), "policy": ""}.items(), key=lambda entry: entry[0]))
             if text not in found:
+                guess = guess or self._guess(plan)
                 found[text] = self.keep if plan == keep() else Candidate(self.context, plan, guess)
         return list(found.values())
+
+    def _guess(self, plan: Plan) -> Estimate | None:
+        """The estimate of a plan that only recomputes: its bytes do not depend on when copies run."""
+        if plan.memory_centric or plan.reuse != Reuse() or OFFLOAD in plan.decisions.values():
+            return None
+        costs = self.context.costs
+        return estimate(costs, [plan.decision(unit.name) for unit in costs.units])
 
     def select(self, memory: int | None, host_memory: int | None = None) -> Candidate | None:
         """The fastest candidate whose whole program fits both budgets; None if none does.
@@ -70,7 +75,9 @@ class Planner:
         while waiting or timed:
             if waiting and (not timed or waiting[-1].bounds.seconds < timed[0][0]):
                 candidate = waiting.pop()
-                if self._slow(candidate, timed[0][0] if timed else float("inf")) or self._hopeless(candidate, limit):
+                if self._slow(candidate, timed[0][0] if timed else float("inf")) or self._hopeless(
+                    candidate, limit, self._doubtful
+                ):
                     continue
                 if candidate.runs_in(limit, host_limit):
                     reserved = candidate.train.profile.reserved_bytes
@@ -99,8 +106,15 @@ class Planner:
     def _large(self) -> bool:
         return len(self.context.costs.units) > _LARGE
 
-    def _hopeless(self, candidate: Candidate, limit: float, margin: float = _DOUBTFUL) -> bool:
-        return candidate.guess is not None and candidate.guess.peak_bytes > margin * limit
+    @property
+    def _doubtful(self) -> float:
+        """How far an estimate may exceed a budget before the candidate is not looked at: a factor on what is not persistent.
+        Estimates are rarely 1 % off."""
+        return 1.01 if self._large else 1.05
+
+    def _hopeless(self, candidate: Candidate, limit: float, margin: float) -> bool:
+        base = self.context.base_bytes
+        return candidate.guess is not None and candidate.guess.peak_bytes - base > margin * max(limit - base, 0)
 
     def _slow(self, candidate: Candidate, seconds: float) -> bool:
         """In a large net: whether the estimate is so much slower than what is known that it is not worth the seconds."""
@@ -120,15 +134,18 @@ class Planner:
 
     def _promising(self, host_limit: float) -> Iterator[Candidate]:
         """Candidates within the host budget, those that take the fewest bytes first; no more rows are made than needed."""
-        waiting = sorted(self.candidates, key=lambda c: (c.bounds.peak_bytes, c.guess.peak_bytes if c.guess else 0))
-        margin = 1.02 if self._large else _DOUBTFUL
+
+        def likely(candidate: Candidate) -> int:
+            return candidate.bounds.peak_bytes if candidate.guess is None else candidate.guess.peak_bytes
+
         known: list[Candidate] = []
         least = float("inf")
-        for candidate in waiting:
-            if candidate.bounds.peak_bytes > least or self._hopeless(candidate, least, margin):
+        for candidate in sorted(self.candidates, key=likely):
+            # Placement may need up to 5 % more than the peak, which a candidate with a higher peak may not.
+            if candidate.bounds.peak_bytes > 1.05 * least or self._hopeless(candidate, least, 1.05 * self._doubtful):
                 continue
             if candidate.peaks[1] <= host_limit:
                 known.append(candidate)
-                least = min(least, candidate.peaks[0] * 1.05)
+                least = min(least, candidate.peaks[0])
             candidate.forget_rows()
         yield from sorted(known, key=lambda c: c.peaks[0])

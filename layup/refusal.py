@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from layup.chain import leanest
 from layup.context import Context
 from layup.evaluate import Candidate
 from layup.planner import Planner
@@ -86,14 +87,14 @@ def _advice(planner: Planner, minimum: int, memory: int, host: int | None, host_
     if planner.policy.name != "auto":
         auto = Planner(planner.context, "auto").smallest(host_memory)
         if auto is not None:
-            found.append(f"--policy auto ({human_bytes(auto.program.reserved_bytes)})")
+            found.append(f"--policy auto (from {human_bytes(auto.program.reserved_bytes)})")
     request = planner.context.request
     lean = _minimum(planner, request.with_workspace_limit(1))
-    if lean is not None:
+    if lean is not None and lean < minimum:
         found.append(f"--workspace-limit 1 ({human_bytes(lean)}, but another recipe means other bits)")
     if request.optimizer.slots:
         plain = _minimum(planner, replace(request, optimizer=SGD(lr=request.optimizer.lr)))
-        if plain is not None:
+        if plain is not None and plain < minimum:
             found.append(f"--opt sgd --momentum 0 ({human_bytes(plain)}, without optimizer state)")
     return found[:4]
 
@@ -112,7 +113,7 @@ def _smaller_batches(planner: Planner, memory: float) -> list[str]:
             break
         if nbytes is None:
             break
-        verdict = "fits" if nbytes <= memory else "the fewest"
+        verdict = "fits" if nbytes <= memory else "still too much"
         found = f"-b {batch // part} ({human_bytes(nbytes)}: {verdict})"
         if nbytes <= memory or len(request.graph.nodes) > _LARGE:
             break
@@ -120,8 +121,10 @@ def _smaller_batches(planner: Planner, memory: float) -> list[str]:
 
 
 def _minimum(planner: Planner, request: Request) -> int | None:
-    """The fewest bytes of another request under the same policy."""
+    """Bytes under which another request runs with the same policy. Of ``auto``: those of its leanest plan by estimate."""
     context = planner.context
     other = Context(request, theta=context.theta, host_memory=context.host_memory, streamed=context.streamed)
-    smallest: Candidate | None = Planner(other, planner.policy.name).smallest(context.host_memory)
+    if planner.policy.name == "auto":
+        return Candidate(other, leanest(other)).program.reserved_bytes
+    smallest = Planner(other, planner.policy.name).smallest(context.host_memory)
     return None if smallest is None else smallest.program.reserved_bytes

@@ -114,6 +114,8 @@ def add_memory(parser: ArgumentParser) -> None:
     add("--plan", metavar="FILE", help="a plan.json instead of a policy")
     add("--recipe", metavar="FILE", help="a recipe.json: repeats every choice that can change a bit")
     add("--workspace-limit", metavar="SIZE", help="scratch of one convolution")
+    add("--capture", choices=("auto", "on", "off"), default="auto",
+        help="replay training steps as CUDA graphs; auto: on a GPU (default: auto)")  # fmt: skip
     add("--allocator", choices=("slab", "pool"), default="slab", help="one planned slab, or a pool (default: slab)")
 
 
@@ -134,8 +136,8 @@ def add_training(parser: ArgumentParser) -> None:
     add("-e", "--evaluate", action="store_true", help="evaluate only, with --resume or --weights")
     add("--strategy", metavar="NAME", help="data parallelism under mpiexec or srun: ring_delayed, ring, all_reduce, "
         "master_slave, tree; with :steps or :nccl, how")  # fmt: skip
-    add("--ring-warmup", type=_whole(0), metavar="N", default=0, help="updates of ring_delayed without delay (default: 0)")
-    add("--ring-timeout", type=_real(1), metavar="S", default=30.0, help="all ranks end so soon after one (default: 30)")
+    add("--ring-warmup", type=_whole(0), metavar="N", help="updates of ring_delayed without delay (default: 0)")
+    add("--ring-timeout", type=_real(1), metavar="S", help="seconds in which all ranks end after one (default: 30)")
     add("--verify", action="store_true", help="measure one step before training (always on the emulated device)")
     add("--dry-run", action="store_true", help="print the memory and stop: no data, no device, no files")
     add("--output", metavar="DIR", help="folder of the run (default: the next free runs/DATA-ARCH-N)")

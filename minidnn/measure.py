@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from minidnn.device.base import Device
+from minidnn.device.cuda_libraries import numpy_dtype
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import VerificationError
 from minidnn.executor import Executor
 from minidnn.parallel.communicator import Communicator
 from minidnn.parallel.rows import EXCHANGES, exchange_work
-from minidnn.schedule.instruction import DEVICE, HOST, Buffer, Instruction, Op, Value
+from minidnn.schedule.instruction import COMPUTE, DEVICE, HOST, Buffer, Instruction, Op, Value
 from minidnn.schedule.program import Schedule
 from minidnn.schedule.simulate import live_curve
 from minidnn.schedule.verify import verify
@@ -50,17 +52,34 @@ class Measurement(NamedTuple):
 
 
 class _Counter:
-    """Bytes of live arrays by space; an array counts from ``allocate`` until it is garbage."""
+    """Bytes of live arrays by space; an array counts from ``allocate`` until it is garbage.
 
-    def __init__(self) -> None:
+    On a GPU, device buffers are allocations of its driver (``fresh``), and it moves the bytes.
+    """
+
+    def __init__(self, device: Device | None = None) -> None:
         self.live = {DEVICE: 0, HOST: 0}
+        self._gpu: Any = device if hasattr(device, "fresh") else None
 
     def allocate(self, buffer: Buffer) -> Bytes:
-        array = np.full(round_up(max(buffer.nbytes, 1)), 0xFF, np.uint8)
+        nbytes = round_up(max(buffer.nbytes, 1))
+        array: Any
+        if self._gpu is not None and buffer.space == DEVICE:
+            array, owner = self._gpu.fresh(nbytes)
+        else:
+            array = owner = np.full(nbytes, 0xFF, np.uint8)
         if buffer.space in self.live:
-            self.live[buffer.space] += array.nbytes
-            weakref.finalize(array, self._drop, buffer.space, array.nbytes)
-        return array
+            self.live[buffer.space] += nbytes
+            weakref.finalize(owner, self._drop, buffer.space, nbytes)
+        return array  # type: ignore[no-any-return]
+
+    def move(self, target: Any, source: Any) -> None:
+        """Copy bytes, wherever they are."""
+        if self._gpu is None:
+            np.copyto(target, source)
+        else:
+            self._gpu.copy(target, source, COMPUTE)()
+            self._gpu.synchronize()
 
     def _drop(self, space: str, nbytes: int) -> None:
         self.live[space] -= nbytes
@@ -101,7 +120,7 @@ def run_measured(
                 handle.array = counter.allocate(handle.buffer)
             arrays[handle.buffer] = handle.array
         samples.append((index, counter.live[DEVICE], counter.live[HOST]))
-        _execute(row, arrays, kernels, communicator)
+        _execute(row, arrays, kernels, communicator, counter)
         # The last references of this row go here; a buffer that no later row shares dies now.
         del arrays, touched_handles
         handle = None  # type: ignore[assignment]
@@ -115,11 +134,16 @@ def _values(row: Instruction) -> tuple[Value, ...]:
 
 def _view(arrays: Mapping[Buffer, Bytes], value: Value) -> NDArray[Any]:
     spec: TensorSpec = value.spec
-    return arrays[value.buffer][value.offset : value.offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
+    part = arrays[value.buffer][value.offset : value.offset + spec.nbytes]
+    return part.view(numpy_dtype(spec.dtype)).reshape(spec.shape)
 
 
 def _execute(
-    row: Instruction, arrays: Mapping[Buffer, Bytes], kernels: Any, communicator: Communicator | None
+    row: Instruction,
+    arrays: Mapping[Buffer, Bytes],
+    kernels: Any,
+    communicator: Communicator | None,
+    counter: _Counter,
 ) -> None:
     operands = [_view(arrays, v) for v in (*row.writes, *row.reads)]
     if row.op is Op.HOLD:
@@ -128,7 +152,7 @@ def _execute(
         exchange_work(communicator, row, operands)()
         return
     if not row.kernel:
-        np.copyto(operands[0], operands[1])
+        counter.move(operands[0], operands[1])
         return
     scratch = {} if row.workspace is None else {"scratch": _view(arrays, row.workspace)}
     with np.errstate(all="ignore"):
@@ -180,7 +204,7 @@ def measure_schedule(
     """
     executor, schedule = step.executor, step.program[name]
     executor.device.synchronize()
-    counter = _Counter()
+    counter = _Counter(executor.device)
     state = _copy_state(executor, counter)
     step.fill_slot(name, {b: a for b, a in state.items() if b.space == HOST}, x, y)
     base, host_base = counter.live[DEVICE], counter.live[HOST]
@@ -207,7 +231,7 @@ def _copy_state(executor: Executor, counter: _Counter) -> dict[Buffer, Bytes]:
         array = state[buffer] = counter.allocate(buffer)
         if buffer in held:
             whole = Value(buffer.name, buffer, 0, TensorSpec((buffer.nbytes,), "uint8"), -1)
-            array[: buffer.nbytes] = executor.device.get(executor.view(whole))
+            counter.move(array[: buffer.nbytes], executor.device.get(executor.view(whole)))
     return state
 
 
@@ -218,6 +242,8 @@ def _run_in_slab(
     seconds of a second run that follows it, if ``timed``, else 0."""
     executor = step.executor
     program = executor.program
+    if hasattr(executor.device, "fresh"):
+        return _run_in_place(step, name, x, y, expected)
     device = EmulatedDevice(seed=step.seed + 1, kernels=executor.device.kernels)
     twin = Executor(program, device, step.gpu, step.precision.name, communicator=executor.communicator)
     for buffer in program.persistent.state_buffers:
@@ -245,4 +271,40 @@ def _run_in_slab(
         device.synchronize()
     seconds = device.seconds() - first
     device.close()
+    return seconds
+
+
+def _run_in_place(
+    step: CompiledStep, name: str, x: NDArray[Any], y: NDArray[Any], expected: Mapping[Buffer, Bytes]
+) -> float:
+    """On a GPU: run a schedule once in the slab there is, compare its bits with ``expected``, and put the state back.
+
+    Returns the seconds it took. The driver has given the slab exactly the bytes reserved, so a byte touched behind them
+    would be an error of its own.
+    """
+    executor, device = step.executor, step.executor.device
+    persistent = executor.program.persistent
+    whole = {
+        b: executor.view(Value(b.name, b, 0, TensorSpec((b.nbytes,), "uint8"), -1)) for b in persistent.state_buffers
+    }
+    step.settle()
+    before = {buffer: device.get(view) for buffer, view in whole.items()}
+    slot = (persistent.slot, persistent.other_slot)[executor.slot()]
+    step.fill_slot(name, {persistent.slot: executor.slot_bytes(slot)}, x, y)
+    device.synchronize()
+    start = device.seconds()
+    executor.run(name)
+    device.synchronize()
+    seconds = device.seconds() - start
+    differing = []
+    for buffer, view in whole.items():
+        target = expected[buffer][: buffer.nbytes]
+        wanted = target if isinstance(target, np.ndarray) else device.get(target)
+        if not np.array_equal(device.get(view), wanted):
+            differing.append(buffer.name)
+        device.put(view, before[buffer])
+    if differing:
+        raise VerificationError(
+            f"schedule {name!r}: {differing[0]!r} differs between the slab and one allocation a buffer"
+        )
     return seconds

@@ -102,9 +102,9 @@ class Request:
         )
 
     def device_budget(self, memory: int | str | None) -> int | None:
-        """The device budget in bytes; a percentage is of what ``keep`` reserves."""
+        """The device budget in bytes; a percentage is of what ``keep`` reserves. None on a GPU: what is free there."""
         if memory is None:
-            return None
+            return getattr(self.device, "available_bytes", None)
         return parse_bytes(memory, whole=lambda: self.program(keep()).reserved_bytes)
 
     def step(self, plan: Plan, program: Program, memory: int | None) -> CompiledStep:
@@ -171,9 +171,8 @@ def prepare(
         if ranks.strategy.delayed and optimizer is DEFAULT_OPTIMIZER:
             optimizer = replace(DEFAULT_OPTIMIZER, nesterov=True)
         graph = graph.with_batch(ranks.local(batch))
-        if tail is not None:
-            tail = ranks.local(tail)
-            tail = tail if tail < graph.inputs[0].shape[0] else None  # the same samples a rank as in a whole batch
+        # As many as in a whole batch, it may be: all ranks have the same schedules, since they verify them together.
+        tail = None if tail is None else ranks.local(tail)
     if capture not in ("auto", "on", "off"):
         raise UserError(f"capture={capture!r} is unknown; choose auto, on or off")
     if recipe is not None and recipe.precision != precision:

@@ -10,6 +10,10 @@ from enum import IntEnum
 
 SCALAR_COUNT = 8
 COUNTER_COUNT = 4
+SCALING_COUNT = 4
+
+INITIAL_SCALE = 2.0**16
+"""Of the loss: as ``torch.amp.GradScaler``."""
 
 
 class Scalar(IntEnum):
@@ -20,6 +24,7 @@ class Scalar(IntEnum):
     GRADIENT_SCALE = 2  # what an update multiplies gradients by: clipping / loss scale
     BIAS1 = 3  # 1 - beta1^step, of Adam
     BIAS2 = 4  # 1 - beta2^step
+    FINITE = 5  # 0: some gradient is not finite, and no update changes anything; else 1
 
 
 class Counter(IntEnum):
@@ -29,3 +34,12 @@ class Counter(IntEnum):
     STEP_HIGH = 1
     SEED = 2
     RANK = 3
+
+
+class Scaling(IntEnum):
+    """Index into ``scaling``, the state of dynamic loss scaling. It lives on the device, and the host never waits for it."""
+
+    SCALE = 0  # what the loss is multiplied by
+    GOOD = 1  # updates since the scale changed
+    FINITE = 2  # whether all gradients since the last update are finite
+    SKIPPED = 3  # updates that were not made

@@ -14,9 +14,12 @@ from minidnn.layers import Graph
 from minidnn.layers.initial import initialise, parameter_generator
 from minidnn.layers.layout import from_torchvision, spatial_columns, to_torchvision
 from minidnn.precision import Precision
+from minidnn.scalars import INITIAL_SCALE
 from minidnn.schedule.instruction import Value
 from minidnn.schedule.persistent import Persistent, slices
 from minidnn.spec import TensorSpec
+
+LOSS_SCALING = "optimizer.loss_scaling"
 
 
 class ModelState:
@@ -54,6 +57,8 @@ class ModelState:
         for buffer in self._persistent.state_buffers:
             whole = Value(buffer.name, buffer, 0, TensorSpec((buffer.nbytes,), "uint8"), -1)
             self._write(whole, np.zeros(buffer.nbytes, np.uint8))
+        if self._persistent.scaling is not None:
+            self._write(self._persistent.scaling, np.array([INITIAL_SCALE, 0.0, 1.0, 0.0]))
         for name, parameter in self._parameters.items():
             dtype = np.float64 if self._precision.compute == "float64" else np.float32
             array = initialise(parameter, parameter_generator(seed, name), dtype)
@@ -80,17 +85,23 @@ class ModelState:
     def optimizer(self) -> dict[str, NDArray[Any]]:
         """State of every slot but the master weights, which are the parameters themselves."""
         self._executor.device.synchronize()
-        return {
+        scaling = self._persistent.scaling
+        own = {} if scaling is None else {LOSS_SCALING: self._read(scaling)}
+        return own | {
             f"optimizer.{slot}.{name}": to_torchvision(name, self._read(value), self._spatial)
             for slot in self._persistent.optimizer.slots
             for name, value in self._slot_values(slot).items()
         }
 
     def load_optimizer(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take the state of every slot."""
+        """Take the state of every slot. Loss scaling begins anew where the state comes from a run without it."""
+        state = dict(state)
+        scaling = state.pop(LOSS_SCALING, None)
         prefixes = {f"optimizer.{slot}.": self._slot_values(slot) for slot in self._persistent.optimizer.slots}
         names = {prefix + name: prefix for prefix, values in prefixes.items() for name in values}
         self._load("the optimizer state", names, prefixes, state)
+        if scaling is not None and self._persistent.scaling is not None:
+            self._write(self._persistent.scaling, scaling)
 
     def _load(
         self,

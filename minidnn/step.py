@@ -231,6 +231,7 @@ class CompiledStep:
         scalars, counters = _part(slot, persistent.scalars), _part(slot, persistent.counters)
         _part(slot, parts["constants"])[...] = 0
         scalars[Scalar.LR], scalars[Scalar.LOSS_WEIGHT], scalars[Scalar.GRADIENT_SCALE] = lr, share, scale
+        scalars[Scalar.FINITE] = 1.0
         scalars[Scalar.BIAS1], scalars[Scalar.BIAS2] = self.optimizer.bias_corrections(update)
         counters[Counter.STEP_LOW], counters[Counter.STEP_HIGH] = self.steps & 0xFFFFFFFF, self.steps >> 32
         counters[Counter.SEED], counters[Counter.RANK] = self.seed & 0xFFFFFFFF, self.rank
@@ -345,12 +346,16 @@ class CompiledStep:
 
         return explain(self)
 
+    def settle(self) -> None:
+        """Read every result that is still on its way, before the pinned slots are used for something else."""
+        for result in self._results:
+            if result is not None:
+                result.settle()
+
     def close(self) -> None:
         """Give the device's memory back. The step cannot run afterwards."""
         if self._executor is not None:
-            for result in self._results:
-                if result is not None:
-                    result.settle()
+            self.settle()
             self._executor.close()
             self._executor = None
 

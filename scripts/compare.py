@@ -73,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def completed(args: Namespace) -> Namespace:
     """All options that decide memory. Without ``--data``: images and classes that the net was made for."""
     args.lr_sched = args.epochs = args.augment = args.warmup = None  # of training alone
-    if args.data is None and args.arch is not None:
+    if args.arch is None:
+        raise UserError("-a/--arch is missing, for example: -a resnet20")
+    if args.data is None:
         known = models.MODELS.get(args.arch)
         size = args.image_size or (known.image_size if known else 224)
         classes = args.num_classes or (LARGE_CLASSES if size >= LARGE_IMAGE else SMALL_CLASSES)

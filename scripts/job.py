@@ -13,6 +13,7 @@ import minidnn
 import models
 from minidnn.data import Augment, Batches, Splits, load
 from minidnn.defaults import DEFAULTS, Facts, known_facts, name_of
+from minidnn.device.cuda_libraries import describe_gpu
 from minidnn.errors import UserError
 from minidnn.layers import BatchNorm, Graph, SoftmaxCrossEntropy
 from minidnn.optim import SGD, Adam, Optimizer
@@ -106,7 +107,7 @@ class Job:
             "keep_bytes": self.keep.reserved_bytes,
             "predicted": _bytes_and_time(self.step.profile),
             "measured": None if measured.peak_bytes is None else _bytes_and_time(measured),
-            "outside_bytes": 0,  # the emulated device has neither context nor libraries
+            "outside_bytes": 0 if self.device is None else self.step.executor.device.outside_bytes(),
             "offloaded_bytes": sum(v.spec.nbytes for row in rows if row.op is Op.OFFLOAD for v in row.reads),
             "recompute_fraction": repeated / forward if forward else 0.0,
             "ranks": self.step.ranks.size if isinstance(self.step, ParallelStep) else 1,
@@ -151,7 +152,7 @@ def assemble(
             f"-b {args.batch_size} on {size} ranks leaves a rank with one image, of which {norm} sees one value per channel: "
             f"give a batch of at least {2 * size}"
         )
-    same = {**request_options(args), "tail": None if dropped else tail, "device": device, "allocator": args.allocator}
+    same = {**request_options(args), "tail": None if dropped else tail, "device": device, "allocator": args.allocator, "capture": args.capture}
     same |= {} if communicator is None else {"communicator": communicator, "strategy": strategy}
     read = read_plan(args)
     planned = planned_for = None
@@ -166,7 +167,7 @@ def assemble(
     else:
         plan, planned_for = read
         step = minidnn.compile(graph, plan, memory=args.memory, **_without(same, "streamed", "theta"))
-    common = {**_without(same, "streamed", "theta", "host_memory"), "device": None, "recipe": step.recipe}
+    common = {**_without(same, "streamed", "theta", "host_memory", "capture"), "device": None, "recipe": step.recipe}
     common["workspace_limit"] = None
 
     notes = []
@@ -257,10 +258,19 @@ def read_plan(args: Namespace) -> tuple[Plan, str | None] | None:
 
 
 def choose_device(name: str, profile: str) -> tuple[str, str]:
-    """What to compile for, and the line that says so. ``auto`` is the emulated device: this version has no other."""
-    if name not in ("auto", "emulated"):
-        return name, f"device: {name}"
-    why = "; this version has no CUDA device" if name == "auto" else ""
+    """What to compile for, and the line that says so. ``auto``: the first GPU if it can be used, else the emulated device.
+
+    Raises UserError for a GPU that was asked for and cannot be had.
+    """
+    why = ""
+    if name != "emulated":
+        wanted = "cuda:0" if name == "auto" else name
+        try:
+            return wanted, f"device: {wanted}, {describe_gpu(wanted)}"
+        except UserError as error:
+            if name != "auto":
+                raise
+            why = f"; {error}"
     return "emulated", f"device: emulated, NumPy on this computer{why}; predicted times are those of {profile}"
 
 

@@ -61,7 +61,18 @@ class QuietFolder(RunFolder):
 
 def start(args: Namespace) -> Team | None:
     """The team of the options and the environment; None without either. Only rank 0 says what is wrong with them."""
-    return once(lambda: gather(os.environ, args.strategy, args.device, args.ring_timeout))
+
+    def work() -> Team | None:
+        for option, given in (("--ring-warmup", args.ring_warmup), ("--ring-timeout", args.ring_timeout)):
+            if given is not None and args.strategy is None:
+                raise UserError(
+                    f"{option} {given:g} has no effect without --strategy: leave it out, or name a strategy"
+                )
+        if args.strategy is not None:
+            strategy_of(args)
+        return gather(os.environ, args.strategy, args.device, args.ring_timeout or 30.0)
+
+    return once(work)
 
 
 def once(work: Callable[[], T]) -> T:
@@ -120,7 +131,9 @@ def batches(job: Job, splits: Splits) -> tuple[Batches, Batches | None]:
         return job.batches(splits)
     part = share(len(splits.test), step.ranks.rank, step.ranks.size)
     mine = part.stop > part.start
-    test = replace(splits.test, images=splits.test.images[part], labels=splits.test.labels[part]) if mine else splits.test
+    test = (
+        replace(splits.test, images=splits.test.images[part], labels=splits.test.labels[part]) if mine else splits.test
+    )
     train, tested = job.batches(splits._replace(test=test), step.ranks.rank, step.ranks.size)
     return train, tested if mine else None
 

@@ -119,7 +119,7 @@ def choose(planner: Planner, plan: Plan | None, memory: str | None) -> tuple[Pla
     if candidate is None:
         refusal = refuse(planner, budget, context.host_memory)
         candidate = planner.smallest(context.host_memory) or planner.smallest() or planner.keep
-    return planned(context, candidate, [candidate], planner.keep, budget), refusal
+    return planned(context, candidate, [candidate], budget), refusal
 
 
 def traced(step: CompiledStep, steps: int) -> TracedSchedule:

@@ -27,7 +27,7 @@ from minidnn.device.cuda_libraries import (
 from minidnn.errors import UserError
 from minidnn.kernels import cuda_kernels
 from minidnn.kernels.cuda_launch import SCRATCH_BYTES, Launcher, Library
-from minidnn.kernels.cudnn import OWN, Convolution
+from minidnn.kernels.cudnn import Convolution, own
 from minidnn.kernels.cudnn_tune import Tuner
 from minidnn.schedule.instruction import COMPUTE, HOST, STREAMS
 from minidnn.schedule.recipe import Engine
@@ -80,6 +80,7 @@ class CudaDevice:
         self._elapsed = 0.0
         self._mark = self._timed_event()
         self._scratch = cupy.cuda.Memory(SCRATCH_BYTES)
+        self._counted = type("Counted", (cupy.cuda.Memory,), {})  # one that weak references can be made to
         compute, refused, launch = self._pointers[COMPUTE], frozenset(refuse), cupy.cuda.driver.launchKernel
         needed = not refused >= {"convolution", "matmul"}
         self.cudnn = open_cudnn(compute, precision, deterministic, refused) if needed else None
@@ -121,6 +122,19 @@ class CudaDevice:
         return self._cupy.ndarray(
             spec.shape, numpy_dtype(spec.dtype), self._cupy.cuda.MemoryPointer(self._slab, offset)
         )
+
+    def fresh(self, nbytes: int) -> tuple[Array, object]:
+        """Bytes of their own, 255 each, outside the slab, and what lives as long as any view of them. For measurements."""
+        memory = self._counted(nbytes)
+        array = self._cupy.ndarray((nbytes,), np.dtype(np.uint8), self._cupy.cuda.MemoryPointer(memory, 0))
+        self._runtime.memset(memory.ptr, 0xFF, nbytes)
+        self._runtime.deviceSynchronize()
+        return array, memory
+
+    @property
+    def available_bytes(self) -> int:
+        """What a slab may take: the free memory of the GPU without three per cent, for graphs and libraries."""
+        return int(self._runtime.memGetInfo()[0]) * 97 // 100
 
     def birth(self, array: Array, stream: str) -> Work | None:
         """Nothing: fresh memory holds what was there."""
@@ -165,13 +179,13 @@ class CudaDevice:
 
     def select_engine(self, problem: Convolution, workspace_limit: int | None) -> Engine:
         """How a convolution direction is computed. Does not look at the memory there is."""
-        return OWN if self.cudnn is None else self.cudnn.select(problem, workspace_limit)
+        return own(problem) if self.cudnn is None else self.cudnn.select(problem, workspace_limit)
 
     def tune_engine(self, problem: Convolution, workspace_limit: int | None) -> Engine:
         """The fastest engine of a convolution direction, measured in memory of its own: call it before ``open``."""
         assert self._slab is None, "engines are measured before the slab is allocated"
         if self.cudnn is None:
-            return OWN
+            return own(problem)
         if self._tuner is None:
             self._tuner = Tuner(self._cupy, self.cudnn, self._streams[COMPUTE])
         return self._tuner.fastest(problem, workspace_limit, numpy_dtype(problem.dtype))

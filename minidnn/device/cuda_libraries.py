@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import re
 from typing import Any
 
@@ -30,6 +31,22 @@ def device_count(runtime: Any) -> int:
         return int(runtime.getDeviceCount())
     except runtime.CUDARuntimeError as error:
         raise UserError(f"CUDA cannot be used here ({error}); {INSTALL}") from None
+
+
+def describe_gpu(name: str) -> str:
+    """The name and the free memory of the GPU ``"cuda:0"``. Raises UserError, one sentence, where it cannot be used."""
+    index = parse_device(name)
+    cupy = import_cupy()
+    runtime = cupy.cuda.runtime
+    count = device_count(runtime)
+    if index >= count:
+        raise UserError(f"device {name} does not exist, this machine has {count} CUDA devices; {INSTALL}")
+    if importlib.util.find_spec("cudnn") is None:
+        raise UserError(f"CUDA needs the cuDNN frontend, which is not installed: {INSTALL}")
+    properties = runtime.getDeviceProperties(index)
+    with cupy.cuda.Device(index):
+        free, total = runtime.memGetInfo()
+    return f"{properties['name'].decode()}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
 
 
 def open_cudnn(stream: int, precision: str, deterministic: bool, refuse: frozenset[str]) -> Cudnn:

@@ -185,6 +185,20 @@ class Kernels(Protocol):
     ) -> None:
         """dz, and batch_norm_backward_weight on it. dz may be dy."""
 
+    def batch_norm_add_relu_backward_weight_sum(
+        self,
+        d_weight: Array,
+        d_bias: Array,
+        dz: Array,
+        dy: Array,
+        dy1: Array,
+        x: Array,
+        y: Array,
+        mean: Array,
+        rstd: Array,
+    ) -> None:
+        """The same for the gradient dy + dy1. dz may be either."""
+
     # -- pointwise --------------------------------------------------------------------------------------------------
     def relu_forward(self, y: Array, x: Array) -> None:
         """y = max(x, 0). y may be x."""
@@ -281,7 +295,20 @@ class Kernels(Protocol):
     ) -> None:
         """d_logits = (p - q) * scalars[LOSS_WEIGHT]. d_logits may be probabilities."""
 
-    # -- optimizers: on flat (n,) slices; PyTorch's definitions; scalars as in minidnn.scalars ----------------
+    # -- dynamic loss scaling (Micikevicius et al. 2018): ``scaling`` as in minidnn.scalars.Scaling -----------------
+    def scale_loss(self, scalars: Array, scaling: Array) -> None:
+        """Updates: scalars[LOSS_WEIGHT] *= scaling[SCALE]; scalars[GRADIENT_SCALE] /= scaling[SCALE]."""
+
+    def check_finite(self, scaling: Array, *gradients: Array) -> None:
+        """Updates: scaling[FINITE] = 0 if any gradient has an infinity or a NaN; else it stays."""
+
+    def adapt_scale(self, scaling: Array, scalars: Array, *, interval: int) -> None:
+        """Updates: scalars[FINITE] = scaling[FINITE]; a finite step counts, and ``interval`` of them double the scale, the
+        other halves it and is counted as skipped. Then scaling[FINITE] = 1. The scale stays between 1 and 2^24.
+        """
+
+    # -- optimizers: on flat (n,) slices; PyTorch's definitions; scalars as in minidnn.scalars ----------------------
+    # Nothing changes where scalars[FINITE] is 0.
     def sgd_update(self, weight: Array, gradient: Array, scalars: Array, *, weight_decay: float) -> None:
         """Updates: g = gradient * scalars[GRADIENT_SCALE] + weight_decay * weight; weight -= lr * g."""
 

@@ -60,6 +60,20 @@ def batch_norm_add_relu_backward_weight(
     )  # fmt: skip
 
 
+def batch_norm_add_relu_backward_weight_sum(
+    on: Launcher, d_weight: Array, d_bias: Array, dz: Array, dy: Array, dy1: Array, x: Array, y: Array, mean: Array,
+    rstd: Array,
+) -> Work:  # fmt: skip
+    rows, channels = rows_of(x)
+    names = ("batch_norm_add_relu_backward_weight_sum_partial", "batch_norm_backward_weight_final")
+    return on.reduction(
+        "fused", names, 2, rows, channels, str(x.dtype), aligned((dz, dy, dy1, x, y), (mean,), channels),
+        [dz, dy, dy1, x, y, mean, int64(rows), int32(channels)],
+        lambda blocks, _: [d_weight, d_bias, rstd, ctypes.c_void_p(on.scratch), int32(channels), int32(blocks)],
+        final_source="norm",
+    )  # fmt: skip
+
+
 def relu_bias_backward(on: Launcher, d_bias: Array, dz: Array, dy: Array, y: Array) -> Work:
     rows, channels = rows_of(y)
     names = ("relu_bias_backward_partial", "channel_sum_final")

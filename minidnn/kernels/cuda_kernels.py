@@ -23,6 +23,7 @@ from minidnn.kernels.cuda_conv import (
 from minidnn.kernels.cuda_fused import (
     batch_norm_add_relu,
     batch_norm_add_relu_backward_weight,
+    batch_norm_add_relu_backward_weight_sum,
     batch_norm_relu,
     batch_norm_relu_backward_data,
     batch_norm_relu_backward_weight,
@@ -42,8 +43,15 @@ from minidnn.kernels.cuda_norm import (
     softmax_cross_entropy_backward,
     softmax_cross_entropy_forward,
 )
-from minidnn.kernels.cuda_pointwise import (
+from minidnn.kernels.cuda_optim import (
     adam_update,
+    adapt_scale,
+    check_finite,
+    scale_loss,
+    sgd_momentum_update,
+    sgd_update,
+)
+from minidnn.kernels.cuda_pointwise import (
     add_forward,
     concat_backward,
     concat_forward,
@@ -51,8 +59,6 @@ from minidnn.kernels.cuda_pointwise import (
     dropout,
     relu_backward,
     relu_forward,
-    sgd_momentum_update,
-    sgd_update,
     tanh_backward,
     tanh_forward,
 )
@@ -68,21 +74,21 @@ from minidnn.kernels.cuda_pool import (
     subsample_backward_weight,
     subsample_forward,
 )
-from minidnn.kernels.cudnn import OWN, Convolution, Shape
+from minidnn.kernels.cudnn import Convolution, Shape, own
 from minidnn.schedule.recipe import Engine
 
 __all__ = [
-    "adam_update", "add_forward", "avg_pool_backward", "avg_pool_forward", "batch_norm_add_relu",
-    "batch_norm_add_relu_backward_weight", "batch_norm_apply", "batch_norm_backward_data",
-    "batch_norm_backward_weight", "batch_norm_inference", "batch_norm_relu", "batch_norm_relu_backward_data",
-    "batch_norm_relu_backward_weight", "batch_norm_running", "batch_norm_statistics", "channel_sum",
-    "concat_backward", "concat_forward", "conv2d_backward_data", "conv2d_backward_weight", "conv2d_forward",
-    "conv2d_relu_forward", "convert", "dropout", "global_avg_pool_backward", "global_avg_pool_forward",
-    "linear_backward_data", "linear_backward_weight", "linear_forward", "lrn_backward", "lrn_forward",
-    "max_pool_backward", "max_pool_forward", "max_pool_inference", "relu_backward", "relu_bias_backward",
-    "relu_forward", "sgd_momentum_update", "sgd_update", "softmax_cross_entropy_backward",
-    "softmax_cross_entropy_forward", "subsample_backward_data", "subsample_backward_weight", "subsample_forward",
-    "tanh_backward", "tanh_forward",
+    "adam_update", "adapt_scale", "add_forward", "avg_pool_backward", "avg_pool_forward", "batch_norm_add_relu",
+    "batch_norm_add_relu_backward_weight", "batch_norm_add_relu_backward_weight_sum", "batch_norm_apply",
+    "batch_norm_backward_data", "batch_norm_backward_weight", "batch_norm_inference", "batch_norm_relu",
+    "batch_norm_relu_backward_data", "batch_norm_relu_backward_weight", "batch_norm_running",
+    "batch_norm_statistics", "channel_sum", "check_finite", "concat_backward", "concat_forward",
+    "conv2d_backward_data", "conv2d_backward_weight", "conv2d_forward", "conv2d_relu_forward", "convert", "dropout",
+    "global_avg_pool_backward", "global_avg_pool_forward", "linear_backward_data", "linear_backward_weight",
+    "linear_forward", "lrn_backward", "lrn_forward", "max_pool_backward", "max_pool_forward", "max_pool_inference",
+    "relu_backward", "relu_bias_backward", "relu_forward", "scale_loss", "sgd_momentum_update", "sgd_update",
+    "softmax_cross_entropy_backward", "softmax_cross_entropy_forward", "subsample_backward_data",
+    "subsample_backward_weight", "subsample_forward", "tanh_backward", "tanh_forward",
 ]  # fmt: skip
 
 
@@ -117,7 +123,7 @@ class Immediate:
         dtype = {4: "float32", 2: "float16"}[itemsize]
         problem = Convolution(direction, x_shape, y_shape, weight_shape, stride, padding, dilation, dtype)
         cudnn = self._launcher.cudnn
-        engine: Engine = OWN if cudnn is None else cudnn.select(problem, workspace_limit)
+        engine: Engine = own(problem) if cudnn is None else cudnn.select(problem, workspace_limit)
         return engine
 
 

@@ -34,7 +34,7 @@ def batch_norm_statistics(on: Launcher, mean: Array, rstd: Array, x: Array, *, e
     return on.reduction(
         "norm", names, 2, rows, channels, str(x.dtype), access(x, extents=(channels,)), [x, int64(rows), int32(channels)],
         lambda blocks, lanes: [
-            mean, rstd, ctypes.c_void_p(on.scratch), x, int64(rows), *map(int32, (channels, blocks, lanes)), float64(eps)
+            mean, rstd, ctypes.c_void_p(on.scratch), int64(rows), *map(int32, (channels, blocks, lanes)), float64(eps)
         ],
     )  # fmt: skip
 

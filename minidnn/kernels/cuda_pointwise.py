@@ -1,4 +1,4 @@
-"""CUDA kernels: element-wise functions, dropout, joining along channels, optimizers. See ``cuda_launch`` for the form."""
+"""CUDA kernels: element-wise functions, dropout, and joining along channels. See ``cuda_launch`` for the form."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from minidnn.kernels.cuda_launch import (
     Sequential,
     Work,
     access,
-    flat_blocks,
     float32,
     int32,
     int64,
     rows_of,
 )
-from minidnn.scalars import Scalar
 
 
 def relu_forward(on: Launcher, y: Array, x: Array) -> Work:
@@ -85,43 +83,3 @@ def concat_forward(on: Launcher, y: Array, *inputs: Array) -> Work:
 
 def concat_backward(on: Launcher, dx: Array, dy: Array, *, offset: int) -> Work:
     return _copy_channels(on, dx, dy, int(dx.shape[-1]), 0, offset)
-
-
-def sgd_update(on: Launcher, weight: Array, gradient: Array, scalars: Array, *, weight_decay: float) -> Work:
-    arguments = [weight, gradient, scalars, int32(Scalar.LR), int32(Scalar.GRADIENT_SCALE), int64(int(weight.size))]
-    return _update(on, "sgd_update", (weight,), gradient, [*arguments, float32(weight_decay)])
-
-
-def sgd_momentum_update(
-    on: Launcher, weight: Array, velocity: Array, gradient: Array, scalars: Array, *, momentum: float, nesterov: bool,
-    weight_decay: float,
-) -> Work:  # fmt: skip
-    arguments = [weight, velocity, gradient, scalars, int32(Scalar.LR), int32(Scalar.GRADIENT_SCALE)]
-    arguments += [int64(int(weight.size)), float32(momentum), int32(int(nesterov)), float32(weight_decay)]
-    return _update(on, "sgd_momentum_update", (weight, velocity), gradient, arguments)
-
-
-def adam_update(
-    on: Launcher, weight: Array, first: Array, second: Array, gradient: Array, scalars: Array, *, beta1: float,
-    beta2: float, eps: float, weight_decay: float,
-) -> Work:  # fmt: skip
-    where = (Scalar.LR, Scalar.GRADIENT_SCALE, Scalar.BIAS1, Scalar.BIAS2)
-    constants = (beta1, beta2, 1.0 - beta1, 1.0 - beta2, eps, weight_decay)
-    arguments = [
-        weight,
-        first,
-        second,
-        gradient,
-        scalars,
-        *map(int32, where),
-        int64(int(weight.size)),
-        *map(float32, constants),
-    ]
-    return _update(on, "adam_update", (weight, first, second), gradient, arguments)
-
-
-def _update(on: Launcher, name: str, state: tuple[Array, ...], gradient: Array, arguments: list[object]) -> Work:
-    """Weights and state are float32; the gradient has the type the source is compiled for."""
-    by = access(*state, gradient)
-    blocks = flat_blocks(int(state[0].size), by.width)
-    return on.launch("optim", name, str(gradient.dtype), by, (blocks,), (THREADS,), arguments)

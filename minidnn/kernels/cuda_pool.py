@@ -25,8 +25,9 @@ def _window(x: Array, y: Array, kernel: Pair, stride: Pair, padding: Pair) -> An
 
 
 def _gather(
-    on: Launcher, name: str, out: Array, columns: int, operands: list[Any], packed: tuple[Array, ...], *rest: Any
-) -> Work:
+    on: Launcher, name: str, out: Array, columns: int, operands: list[Any], packed: tuple[Array, ...], *rest: Any,
+    options: tuple[str, ...] = (),
+) -> Work:  # fmt: skip
     """Bind ``name(*operands, *rest)`` with one thread for each pack of ``out``; ``packed``: what moves in packs.
 
     A block works on ``columns`` neighbouring positions, a row of the image, or on 256 packs of them.
@@ -35,15 +36,22 @@ def _gather(
     packs = columns * int(out.shape[-1]) // by.width
     rows = int(out.size) // (packs * by.width)
     threads = min(THREADS, -(-packs // WARP) * WARP)
-    return on.launch("pool", name, str(out.dtype), by, (rows, -(-packs // threads)), (threads,), [*operands, *rest])
+    grid = (rows, -(-packs // threads))
+    return on.launch("pool", name, str(out.dtype), by, grid, (threads,), [*operands, *rest], options)
+
+
+def _fixed(kernel: Pair, stride: Pair, padding: Pair) -> tuple[str, ...]:
+    """Compile for this window."""
+    names = ("KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W", "PAD_H", "PAD_W")
+    return tuple(f"-D{name}={value}" for name, value in zip(names, (*kernel, *stride, *padding), strict=True))
 
 
 def max_pool_forward(
     on: Launcher, y: Array, index: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair
 ) -> Work:
-    return _gather(
-        on, "max_pool_forward", y, y.shape[2], [y, index, x], (y, index, x), _window(x, y, kernel, stride, padding)
-    )
+    window, operands = _window(x, y, kernel, stride, padding), (y, index, x)
+    options = _fixed(kernel, stride, padding)
+    return _gather(on, "max_pool_forward", y, y.shape[2], [*operands], operands, window, options=options)
 
 
 def max_pool_inference(on: Launcher, y: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Work:
@@ -53,15 +61,15 @@ def max_pool_inference(on: Launcher, y: Array, x: Array, *, kernel: Pair, stride
 def max_pool_backward(
     on: Launcher, dx: Array, dy: Array, index: Array, *, kernel: Pair, stride: Pair, padding: Pair
 ) -> Work:
-    return _gather(
-        on,
-        "max_pool_backward",
-        dx,
-        dx.shape[2],
-        [dx, dy, index],
-        (dx, dy, index),
+    window, operands, options = (
         _window(dx, dy, kernel, stride, padding),
+        (dx, dy, index),
+        _fixed(kernel, stride, padding),
     )
+    covered = tuple(extent * step for extent, step in zip(dy.shape[1:3], stride, strict=True))
+    if kernel == stride and padding == (0, 0) and covered == tuple(dx.shape[1:3]):
+        return _gather(on, "max_pool_backward_tiles", dy, dy.shape[2], [*operands], operands, window, options=options)
+    return _gather(on, "max_pool_backward", dx, dx.shape[2], [*operands], operands, window, options=options)
 
 
 def avg_pool_forward(on: Launcher, y: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Work:

@@ -288,6 +288,11 @@ def operand_shapes(problem: Convolution) -> dict[int, Shape]:
     return shapes | {BIAS: (1, 1, 1, problem.y[3])} if problem.direction == "forward_relu" else shapes
 
 
+def own(problem: Convolution) -> Engine:
+    """Our own kernels for a problem, without cuDNN."""
+    return split(OWN) if problem.direction == "forward_relu" else OWN
+
+
 def split(engine: Engine) -> Engine:
     """A forward engine, as one of forward_relu that is followed by our own kernels for bias and ReLU."""
     return engine._replace(

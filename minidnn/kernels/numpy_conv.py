@@ -100,9 +100,9 @@ def select_engine(
     """Choose how many images share a product. A pure function of its arguments: it looks neither at time nor at memory.
 
     Shapes are (N, H, W, C), (N, P, Q, K) and (K, R, S, C / groups); ``direction`` is "forward", "forward_relu",
-    "backward_data" or "backward_weight". As many images as give about 2 MiB of columns, fewer under ``workspace_limit`` bytes. One image
-    is the least, in bands of rows when it alone has more columns than that; ``workspace_bytes`` says what it takes,
-    even above the limit. Engine "direct" reads x or dy in place (1 x 1), "im2col" copies columns.
+    "backward_data" or "backward_weight". As many images as give about 2 MiB of columns, fewer under ``workspace_limit``
+    bytes. One image is the least, in bands of rows when it alone has more columns than that; ``workspace_bytes`` says what
+    it takes, even above the limit. Engine "direct" reads x or dy in place (1 x 1), "im2col" copies columns.
     """
     if direction not in ("forward", "forward_relu", "backward_data", "backward_weight"):
         raise ValueError(f"unknown convolution direction {direction!r}: forward, backward_data or backward_weight")

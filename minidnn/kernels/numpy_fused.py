@@ -89,6 +89,13 @@ def batch_norm_add_relu_backward_weight(
     batch_norm_backward_weight(d_weight, d_bias, dz, x, mean, rstd)
 
 
+def batch_norm_add_relu_backward_weight_sum(
+    d_weight: Array, d_bias: Array, dz: Array, dy: Array, dy1: Array, x: Array, y: Array, mean: Array, rstd: Array
+) -> None:
+    np.add(dy, dy1, out=dz)
+    batch_norm_add_relu_backward_weight(d_weight, d_bias, dz, dz, x, y, mean, rstd)
+
+
 def relu_bias_backward(d_bias: Array, dz: Array, dy: Array, y: Array) -> None:
     relu_backward(dz, dy, y)
     d_bias[...] = channel_sums(dz)

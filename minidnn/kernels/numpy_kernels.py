@@ -4,6 +4,7 @@ from minidnn.kernels.numpy_conv import conv2d_backward_data, conv2d_backward_wei
 from minidnn.kernels.numpy_fused import (
     batch_norm_add_relu,
     batch_norm_add_relu_backward_weight,
+    batch_norm_add_relu_backward_weight_sum,
     batch_norm_relu,
     batch_norm_relu_backward_data,
     batch_norm_relu_backward_weight,
@@ -22,7 +23,14 @@ from minidnn.kernels.numpy_norm import (
     lrn_backward,
     lrn_forward,
 )
-from minidnn.kernels.numpy_optim import adam_update, sgd_momentum_update, sgd_update
+from minidnn.kernels.numpy_optim import (
+    adam_update,
+    adapt_scale,
+    check_finite,
+    scale_loss,
+    sgd_momentum_update,
+    sgd_update,
+)
 from minidnn.kernels.numpy_pointwise import (
     add_forward,
     concat_backward,
@@ -48,15 +56,15 @@ from minidnn.kernels.numpy_pool import (
 )
 
 __all__ = [
-    "adam_update", "add_forward", "avg_pool_backward", "avg_pool_forward", "batch_norm_add_relu",
-    "batch_norm_add_relu_backward_weight", "batch_norm_apply", "batch_norm_backward_data",
-    "batch_norm_backward_weight", "batch_norm_inference", "batch_norm_relu", "batch_norm_relu_backward_data",
-    "batch_norm_relu_backward_weight", "batch_norm_running", "batch_norm_statistics", "channel_sum",
-    "concat_backward", "concat_forward", "conv2d_backward_data", "conv2d_backward_weight", "conv2d_forward",
-    "conv2d_relu_forward", "convert", "dropout", "global_avg_pool_backward", "global_avg_pool_forward",
-    "linear_backward_data", "linear_backward_weight", "linear_forward", "lrn_backward", "lrn_forward",
-    "max_pool_backward", "max_pool_forward", "max_pool_inference", "relu_backward", "relu_bias_backward",
-    "relu_forward", "select_engine", "sgd_momentum_update", "sgd_update", "softmax_cross_entropy_backward",
-    "softmax_cross_entropy_forward", "subsample_backward_data", "subsample_backward_weight", "subsample_forward",
-    "tanh_backward", "tanh_forward",
+    "adam_update", "adapt_scale", "add_forward", "avg_pool_backward", "avg_pool_forward", "batch_norm_add_relu",
+    "batch_norm_add_relu_backward_weight", "batch_norm_add_relu_backward_weight_sum", "batch_norm_apply",
+    "batch_norm_backward_data", "batch_norm_backward_weight", "batch_norm_inference", "batch_norm_relu",
+    "batch_norm_relu_backward_data", "batch_norm_relu_backward_weight", "batch_norm_running",
+    "batch_norm_statistics", "channel_sum", "check_finite", "concat_backward", "concat_forward",
+    "conv2d_backward_data", "conv2d_backward_weight", "conv2d_forward", "conv2d_relu_forward", "convert", "dropout",
+    "global_avg_pool_backward", "global_avg_pool_forward", "linear_backward_data", "linear_backward_weight",
+    "linear_forward", "lrn_backward", "lrn_forward", "max_pool_backward", "max_pool_forward", "max_pool_inference",
+    "relu_backward", "relu_bias_backward", "relu_forward", "scale_loss", "select_engine", "sgd_momentum_update",
+    "sgd_update", "softmax_cross_entropy_backward", "softmax_cross_entropy_forward", "subsample_backward_data",
+    "subsample_backward_weight", "subsample_forward", "tanh_backward", "tanh_forward",
 ]  # fmt: skip

@@ -8,13 +8,20 @@ import numpy as np
 
 from minidnn.kernels.base import Array
 from minidnn.kernels.numpy_chunks import chunk_elements, flat, spans
-from minidnn.scalars import Scalar
+from minidnn.scalars import Scalar, Scaling
+
+SMALLEST_SCALE, LARGEST_SCALE = 1.0, 2.0**24
 
 
 def _decayed(
     weight: Array, gradient: Array, scalars: Array, weight_decay: float
 ) -> Iterator[tuple[slice, Array, Array]]:
-    """Yield chunk by chunk (span, g, free scratch): g = gradient * scalars[GRADIENT_SCALE] + weight_decay * weight."""
+    """Yield chunk by chunk (span, g, free scratch): g = gradient * scalars[GRADIENT_SCALE] + weight_decay * weight.
+
+    Nothing where scalars[FINITE] is 0: no update is made then.
+    """
+    if scalars[Scalar.FINITE] == 0:
+        return
     scale = float(scalars[Scalar.GRADIENT_SCALE])
     gradients, weights = flat(gradient), flat(weight)
     step = min(chunk_elements(weight), max(1, weights.size))
@@ -25,6 +32,32 @@ def _decayed(
         np.multiply(weights[span], weight_decay, out=t)
         np.add(g, t, out=g)
         yield span, g, t
+
+
+def scale_loss(scalars: Array, scaling: Array) -> None:
+    scalars[Scalar.LOSS_WEIGHT] *= scaling[Scaling.SCALE]
+    scalars[Scalar.GRADIENT_SCALE] /= scaling[Scaling.SCALE]
+
+
+def check_finite(scaling: Array, *gradients: Array) -> None:
+    for gradient in gradients:
+        values = flat(gradient)
+        for span in spans(values.size, chunk_elements(values)):
+            if not np.isfinite(values[span]).all():
+                scaling[Scaling.FINITE] = 0
+                return
+
+
+def adapt_scale(scaling: Array, scalars: Array, *, interval: int) -> None:
+    finite = scaling[Scaling.FINITE] != 0
+    scale, good = float(scaling[Scaling.SCALE]), int(scaling[Scaling.GOOD]) + 1
+    if not finite:
+        scale, good = max(scale / 2, SMALLEST_SCALE), 0
+        scaling[Scaling.SKIPPED] += 1
+    elif good == interval:
+        scale, good = min(scale * 2, LARGEST_SCALE), 0
+    scaling[Scaling.SCALE], scaling[Scaling.GOOD], scaling[Scaling.FINITE] = scale, good, 1
+    scalars[Scalar.FINITE] = float(finite)
 
 
 def sgd_update(weight: Array, gradient: Array, scalars: Array, *, weight_decay: float) -> None:

@@ -38,6 +38,7 @@ class Call(NamedTuple):
     over: tuple[str, ...] = ()  # operands among the reads that writes[0] may overwrite, when nobody reads them later
     engine: str = ""  # "forward", "backward_data", "backward_weight": the recipe chooses engine and workspace
     accumulates: bool = False  # the writes are read, too (running averages)
+    joins: str = ""  # kernel that takes two contributions to the output's gradient, dy and dy1, and adds them itself
 
 
 class Aux(NamedTuple):

@@ -171,7 +171,9 @@ def run_ranks(size: int, work: Callable[[InProcess], T], timeout: float = 30.0) 
             errors.append(error)
             communicator.abort(f"{type(error).__name__}: {error}")
 
-    threads = [threading.Thread(target=target, args=(c,), name=f"rank {c.rank}") for c in InProcess.group(size, timeout)]
+    threads = [
+        threading.Thread(target=target, args=(c,), name=f"rank {c.rank}") for c in InProcess.group(size, timeout)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -49,7 +49,9 @@ def place(environ: Mapping[str, str]) -> Place:
         if rank is None or size is None:
             if launcher == "torchrun" and (rank is None) != (size is None):
                 has, lacks = names[:2] if size is None else (names[1], names[0])
-                raise UserError(f"the environment has {has}={environ[has]} but no {lacks}: start with torchrun, or unset it")
+                raise UserError(
+                    f"the environment has {has}={environ[has]} but no {lacks}: start with torchrun, or unset it"
+                )
             continue
         local_rank, local_size = (environ.get(name) for name in names[2:])
         found.append(_place(launcher, names, (rank, size, local_rank, local_size), environ))
@@ -63,9 +65,7 @@ def place(environ: Mapping[str, str]) -> Place:
     return found[0] if found else Place()
 
 
-def _place(
-    launcher: str, names: tuple[str, ...], values: tuple[str | None, ...], environ: Mapping[str, str]
-) -> Place:
+def _place(launcher: str, names: tuple[str, ...], values: tuple[str | None, ...], environ: Mapping[str, str]) -> Place:
     numbers = [_number(name, value) for name, value in zip(names, values, strict=True)]
     rank, size = numbers[0] or 0, numbers[1] or 0
     if not 0 <= rank < size:
@@ -85,4 +85,6 @@ def _number(name: str, value: str | None) -> int | None:
     try:
         return int(value.partition("(")[0])  # Slurm writes 4(x2) for two hosts of four tasks
     except ValueError:
-        raise UserError(f"{name}={value!r} in the environment is no number; start with mpiexec, srun or torchrun") from None
+        raise UserError(
+            f"{name}={value!r} in the environment is no number; start with mpiexec, srun or torchrun"
+        ) from None

@@ -50,7 +50,9 @@ class Monitor:
     ) -> tuple[Verdict, bool] | None:
         """Send a sign of life and read those of the others. Returns how to end, and whether this rank shall say so."""
         verdict: Verdict | None = None
-        if now - self._seen > self.limit / 2:  # this process itself was stopped: what the others did meanwhile comes first
+        if (
+            now - self._seen > self.limit / 2
+        ):  # this process itself was stopped: what the others did meanwhile comes first
             self._heard = dict.fromkeys(self._heard, now)
         self._seen = now
         for sender, (kind, content) in channel.poll():

@@ -28,7 +28,9 @@ class Emitter:
         self.plan = plan
         self.recipe = recipe
         self.rows: list[Instruction] = []
-        self.compute_rows: list[int] = []  # positions of the rows on the compute stream
+        # Positions of the rows on the compute stream, by which lags and distances count. Without updates: a schedule that
+        # updates and one that does not (gradients, micro-batches) then move the same values at the same places.
+        self.compute_rows: list[int] = []
         self.device: dict[str, Value] = {}
         self.remade: set[str] = set()  # keys in ``device`` that RECOMPUTE rows made
         self.held: dict[Buffer, Value] = {}  # what a switched-off reuse keeps alive to the end of the step
@@ -91,7 +93,7 @@ class Emitter:
 
     def append(self, row: Instruction) -> None:
         """Append a row."""
-        if row.stream == COMPUTE:
+        if row.stream == COMPUTE and row.op is not Op.UPDATE:
             self.compute_rows.append(len(self.rows))
         self.rows.append(row)
 

@@ -23,7 +23,8 @@ class StepEmitter(Emitter):
     def __init__(self, analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe) -> None:
         super().__init__(analysis, persistent, plan, recipe)
         self.grads: dict[str, Value] = {}
-        self.sharers: dict[Buffer, int] = {}  # how many entries of ``grads`` show a buffer
+        self.seconds: dict[str, Value] = {}  # second contributions, which the layer's own backward row will add
+        self.sharers: dict[Buffer, int] = {}  # how many entries of ``grads`` and ``seconds`` show a buffer
 
     def set_grad(self, tensor: Tensor, value: Value) -> None:
         """Record ``value`` as the gradient of ``tensor`` so far."""
@@ -37,20 +38,41 @@ class StepEmitter(Emitter):
             self.sharers[value.buffer] -= 1
         return value
 
+    def pop_second(self, tensor: Tensor) -> Value | None:
+        """Take the contribution that is not in the gradient of ``tensor`` yet."""
+        value = self.seconds.pop(tensor.name, None)
+        if value is not None:
+            self.sharers[value.buffer] -= 1
+        return value
+
     def contribute(self, tensor: Tensor, value: Value) -> None:
         """Add a contribution to the gradient of ``tensor``: the first is taken as it is, later ones by an ADD row.
 
-        The sum goes in place into a contribution that nobody else shows; otherwise into a buffer of its own.
+        The sum goes in place into a contribution that nobody else shows; otherwise into a buffer of its own. The last one
+        is left to the layer that made the tensor, if its backward can add it.
         """
         first = self.pop_grad(tensor)
         if first is None:
             self.set_grad(tensor, value)
             return
+        if self._joins(tensor):
+            second = self.pop_second(tensor)
+            self.seconds[tensor.name] = value
+            self.sharers[value.buffer] = self.sharers.get(value.buffer, 0) + 1
+            if second is None:
+                self.set_grad(tensor, first)
+                return
+            value = second
         name = f"d_{tensor.name}"
         exclusive = [v for v in (first, value) if not self.sharers.get(v.buffer)] if self.plan.reuse.in_place else []
         total = self.over(name, first.spec, exclusive[0]) if exclusive else self.new_grad(tensor, tensor.producer)
         self.append(Instruction(Op.ADD, name, "add_forward", (total,), (first, value)))
         self.set_grad(tensor, total)
+
+    def _joins(self, tensor: Tensor) -> bool:
+        """Whether the layer that made a tensor adds two contributions itself."""
+        calls = () if tensor.producer is None else self.analysis.rows[tensor.producer.index].backward_weight
+        return bool(calls) and bool(calls[0].joins)
 
     def new_grad(self, tensor: Tensor, node: Node | None) -> Value:
         """A buffer for the gradient of a tensor."""
@@ -79,19 +101,23 @@ class StepEmitter(Emitter):
         for call in calls:
             if direct:
                 call = call._replace(attrs={**call.attrs, "accumulate": True}, accumulates=True)
+            if call.joins and "dy1" in local:
+                after = call.reads.index("dy") + 1
+                call = call._replace(kernel=call.joins, reads=(*call.reads[:after], "dy1", *call.reads[after:]))
             if "dz" in call.writes:
-                local["dz"] = self._behind(node, call, local["dy"])
+                local["dz"] = self._behind(node, call, local)
             self.emit(Op.BACKWARD_WEIGHT, node, call, local)
         if total is not None and block is not total:
             self.append(Instruction(Op.ADD, f"{node.name}.gradient", "add_forward", (total,), (total, block)))
             return total
         return block
 
-    def _behind(self, node: Node, call: Any, dy: Value) -> Value:
+    def _behind(self, node: Node, call: Any, local: dict[str, Value]) -> Value:
         """Where a row puts the gradient behind an activation that is part of its layer: over dy, if nobody else shows it."""
-        free = self.plan.reuse.in_place and not dy.buffer.persistent and not self.sharers.get(dy.buffer)
-        if "dy" in call.over and free:
-            return self.over(f"d_{node.output.name}:z", dy.spec, dy)
+        for name in call.over if self.plan.reuse.in_place else ():
+            dy = local.get(name)
+            if dy is not None and not dy.buffer.persistent and not self.sharers.get(dy.buffer):
+                return self.over(f"d_{node.output.name}:z", dy.spec, dy)
         return self.new_grad(node.output, node)
 
     def backward_data(

@@ -49,6 +49,10 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
     e = StepEmitter(analysis, persistent, plan, recipe)
     residence = Residence(e, decisions, stored)
     input_rows(e)
+    scaling = None if step.fetches else persistent.scaling
+    if scaling is not None:
+        scalars = (persistent.scalars,)
+        e.append(Instruction(Op.INPUT, "loss scale", "scale_loss", scalars, (scaling,), accumulates=True))
 
     for node in graph.nodes:
         rows = analysis.rows[node.index]
@@ -73,6 +77,8 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
         dy = e.pop_grad(node.output)
         if dy is not None:
             local["dy"] = dy
+        if (second := e.pop_second(node.output)) is not None:
+            local["dy1"] = second
         total = None if step.fetches else persistent.gradients.get(node.name)
         gradient = e.backward_weight(node, rows.backward_weight, local, total=total, accumulates=step.accumulates)
         for index, calls in rows.backward_data:
@@ -86,6 +92,11 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
             else:
                 ready.append((node, gradient))
 
+    if scaling is not None and step.updates:
+        gradients = tuple(gradient for _, gradient in ready)
+        e.append(Instruction(Op.UPDATE, "loss scale", "check_finite", (scaling,), gradients, accumulates=True))
+        state = (scaling, persistent.scalars)
+        e.append(Instruction(Op.UPDATE, "loss scale", "adapt_scale", state, attrs={"interval": 2000}, accumulates=True))
     for node, gradient in ready:
         e.update(node, gradient)
     e.hold(e.held.values())
@@ -128,6 +139,11 @@ def updates_layerwise(plan: Plan, persistent: Persistent) -> bool:
         raise PlanError(
             f"layerwise_update cannot be combined with the strategy {persistent.ranks.strategy.name}: the exchange cuts whole "
             "gradients across layers; set it to null (automatic) or false, or train on one rank"
+        )
+    if persistent.scaling is not None and plan.reuse.layerwise_update:
+        raise PlanError(
+            "layerwise_update cannot be combined with dynamic loss scaling: no weight may change before all gradients are known "
+            "to be finite; set it to null (automatic) or false, or use another precision than fp16"
         )
     if whole and plan.reuse.layerwise_update:
         raise PlanError(

@@ -7,7 +7,7 @@ from itertools import count
 from minidnn.graph import Graph, Node, Parameter, Role
 from minidnn.optim import Optimizer
 from minidnn.precision import Precision
-from minidnn.scalars import COUNTER_COUNT, SCALAR_COUNT
+from minidnn.scalars import COUNTER_COUNT, SCALAR_COUNT, SCALING_COUNT
 from minidnn.schedule.flats import Line
 from minidnn.schedule.instruction import HOST, Buffer, Value
 from minidnn.schedule.plan import Plan, PlanError
@@ -75,11 +75,14 @@ class Persistent:
     Attributes:
         parameters: value of every parameter and running statistic, by full name.
         weights: the 1-D block of every layer with trainable parameters, by layer name; ``slots``: the same for every
-            optimizer slot (``master`` among them, for 16-bit weights); ``gradients``: the same, where they accumulate.
+            optimizer slot (``master`` among them, for 16-bit weights); ``gradients``: the same, where they accumulate or all
+            must be known to be finite before the first update.
         lines: in data parallelism (``ranks``), the flat strips of parameters, gradients and this rank's optimizer state; then
             ``slots`` is empty.
         staging, slot: one batch on the device, and the first of two pinned host copies of it (``other_slot``).
     """
+
+    scaling: Value | None = None  # state of dynamic loss scaling
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class Persistent:
             resident = [node for node in nodes if node.name not in self.weights]
             if resident:
                 self._add_flats(dtype, resident, self._flats(dtype))
-            if accumulate:
+            if accumulate or precision.scaled:
                 self._add_flats(dtype, nodes, [("gradients", dtype, Role.PARAM_GRAD)])
         self._add_state(graph)
         scalars = Buffer("scalars", CONSTANT_BYTES, Role.OPTIMIZER, persistent=True)
@@ -131,6 +134,16 @@ class Persistent:
             name="counters", offset=CONSTANT_BYTES // 2, spec=TensorSpec((COUNTER_COUNT,), "uint32")
         )
         self.buffers.append(scalars)
+        if precision.scaled:
+            if ranks is not None:
+                raise PlanError(
+                    f"precision {precision.name} scales its loss by what one rank sees, which the strategy "
+                    f"{ranks.strategy.name} does not share; use bf16"
+                )
+            spec = TensorSpec((SCALING_COUNT,), precision.statistics)
+            buffer = Buffer("loss scaling", spec.nbytes, Role.OPTIMIZER, persistent=True)
+            self.buffers.append(buffer)
+            self.scaling = self._value("loss scaling", buffer, 0, spec)
         self._add_batch(graph)
 
     def _dtype(self, parameter: Parameter) -> str:

@@ -44,10 +44,10 @@ class Reuse:
 class Plan:
     """Per-layer decisions and reuse switches. Layers without a decision keep.
 
-    ``lag``: rows of the compute stream after which an offloaded value leaves the device; until then its bytes are not
-    reused, so computation need not wait for the copy. ``distance``: rows of the compute stream by which it comes back
-    before it is read. ``lags`` and ``distances`` override them for single layers. ``memory_centric``: a recomputed value is
-    dropped after the layer that asked for it, and remade for the next; False (speed-centric): it stays to its last use.
+    ``lag``: rows of the compute stream, updates apart, after which an offloaded value leaves the device; until then its
+    bytes are not reused, so computation need not wait for the copy. ``distance``: as many rows before it is read it comes
+    back. ``lags`` and ``distances`` override them for single layers. ``memory_centric``: a recomputed value is dropped after
+    the layer that asked for it, and remade for the next; False (speed-centric): it stays to its last use.
 
     ``streamed``: layers whose parameters and optimizer state live in pinned host memory and visit the device for their
     rows; ``("*",)`` is all of them. Consecutive ones travel in groups of at least ``group_bytes`` of weights.

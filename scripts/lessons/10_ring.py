@@ -33,8 +33,7 @@ def sent_bytes(ranks: int) -> tuple[int, int]:
 def reduce_scatter(communicator: InProcess) -> list[str]:
     """The chunks of one rank after each ring step: rank r begins with 10^r in every chunk."""
     rank, ranks = communicator.rank, communicator.size
-    chunks, incoming = np.full(ranks, 10**rank), np.zeros(1, np.int64)
-    seen = [str(chunks)]
+    chunks, incoming, seen = np.full(ranks, 10**rank), np.zeros(1, np.int64), [str(np.full(ranks, 10**rank))]
     for step in range(ranks - 1):
         communicator.post(chunks[share(ranks, (rank - step - 1) % ranks, ranks)], (rank + 1) % ranks)
         communicator.recv(incoming, (rank - 1) % ranks)
@@ -52,9 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     show(minidnn.compile(chain(3), strategy="ring", communicator=InProcess.group(2)[0], device=None).program["train"])
     sent, parameters = sent_bytes(args.ranks)
     print(f"\n{args.ranks} ranks: each sends {sent} bytes a step; its parameters take {parameters} bytes, padded to shards")
-    exact = 2 * (8 - 1) / 8
     return ask(args.answer, "with --ranks 8, how many times the bytes of its padded parameters does a rank send in a step?",
-        right=exact, why="2 (N - 1) chunks of an Nth each: always less than twice, however many ranks.",
+        right=2 * (8 - 1) / 8, why="2 (N - 1) chunks of an Nth each: always less than twice, however many ranks.",
         hint="Divide the two numbers of the last line, with --ranks 8.")  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,29 +43,30 @@ def depth(n3: int, stages: tuple[int, int, int] = BLOCKS) -> int:
     return 3 * (sum(stages) + n3) + 2
 
 
-def search(load: Callable[[int], float], limit: int, start: int = 1) -> int | None:
-    """The greatest n up to ``limit`` with ``load(n) <= 1``; None if not even ``start``. ``load`` rises, nearly on a line.
+def search(load: Callable[[int], float], limit: int, start: int = 1, hints: Iterable[int] = ()) -> int | None:
+    """The greatest n from ``start`` to ``limit`` with ``load(n) <= 1``; None if there is none. ``load`` rises, nearly linearly.
 
-    Every answer is probed: n fits, and n + 1 does not or is beyond the limit.
+    Every answer is probed: n fits, and n + 1 does not or is beyond the limit. ``hints``: n that are cheap to ask for.
     """
-    if load(start) > 1:
+    known = {start: load(start)}
+    if known[start] > 1:
         return None
-    if start >= limit:
-        return start
-    low, high = start, limit + 1
-    other = min(limit, start + max(8, start // 64))
-    known = {start: load(start), other: load(other)}
+    known |= {n: load(n) for n in hints if start < n <= limit}
+    if len(known) == 1 and start < limit:
+        other = min(limit, start + max(4, (limit - start) // 16 if start == 1 else 0))
+        known[other] = load(other)
     while True:
-        low = max((n for n, size in known.items() if size <= 1), default=low)
-        high = min((n for n, size in known.items() if size > 1), default=high)
+        low = max(n for n, size in known.items() if size <= 1)
+        high = min((n for n, size in known.items() if size > 1), default=limit + 1)
         if high - low <= 1:
             return low
-        near, far = (low, high) if high in known else (low, start if low != start else other)
+        near = min(known, key=lambda n: (abs(known[n] - 1), n))
+        far = min((n for n in known if n != near), key=lambda n: (abs(n - near) < 4, abs(n - near)))
         slope = (known[far] - known[near]) / (far - near)
-        last = list(known)[-1]
-        step = (1 - known[last]) / slope if slope > 0 else math.inf
-        guess = last + math.floor(step) if abs(step) < limit else limit
-        guess = min(max(guess, low + 1), high - 1)
+        step = math.floor((1 - known[near]) / slope) if 0 < slope < math.inf else limit
+        guess = min(max(near + step, low + 1), high - 1)
+        if len(known) > 30:  # no line at all
+            guess = (low + high) // 2
         known[guess] = load(guess)
 
 
@@ -91,9 +92,10 @@ class Row:
 
 def deepest(probes: Probes, policy: str, memory: int, limit: int, start: int, stages: tuple[int, int, int]) -> Row:
     """Search, then find the fastest plan that fits at that depth."""
-    n3 = search(lambda n: probes.load(policy, n, memory), limit, start)
+    hints = probes.planned(policy)
+    n3 = search(lambda n: probes.load(policy, n, memory), limit, start, hints)
     if n3 is None and start > 1:
-        n3 = search(lambda n: probes.load(policy, n, memory), start - 1)
+        n3 = search(lambda n: probes.load(policy, n, memory), start - 1, 1, hints)
     if n3 is None:
         needs = math.ceil(probes.load(policy, 1, memory) * memory)
         return Row(policy, memory, None, None, None, None, None, None, needs, False)
@@ -145,8 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stages, image_size, budgets = BLOCKS, IMAGE_SIZE, [parse_bytes(text) for text in args.memory.split(",")]
     limit, host_text = args.deepest, args.host_memory or ("100GiB" if args.stream else None)
     if args.tiny:
-        stages, image_size, limit = (1, 1, 1), 32, 12
-        budgets = [parse_bytes("180MiB")]
+        stages, image_size, limit, budgets = (1, 1, 1), 32, 8, [parse_bytes("140MiB")]
     host = None if host_text is None else parse_bytes(host_text, what="--host-memory")
     net = Net(stages, BATCH, image_size, args.profile, host, args.stream, args.whole_gradients)
     probes = Probes(net, args.cache)

@@ -3,7 +3,8 @@
     python scripts/reproduce/policies.py [--nets vgg16:256,resnet50:128] [--profile p100]
 
 Slowdown is against ``keep`` with unlimited memory, as vDNN's is against its oracle. A policy without a knob is one plan;
-``sqrt_n`` is shown at its fewest bytes; ``auto`` at 80, 60, 50 and 40 % of what ``keep`` reserves and at its fewest bytes.
+``sqrt_n`` is shown at its fewest bytes; ``auto`` at 80, 60, 50 and 40 % of what ``keep`` reserves, in 12 GB where that is less,
+and at its fewest bytes.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ def rows_of(net: str, batch: int, context: Context, names: Sequence[str], shares
         if name == "auto":
             for share in shares:
                 yield row(name, f"{share} % of keep", auto.select(whole * share // 100, context.host_memory))
+            if whole > TITAN_X_BYTES:
+                yield row(name, "12 GB", auto.select(TITAN_X_BYTES, context.host_memory))
             yield row(name, "fewest bytes", auto.smallest(context.host_memory))
         else:
             setting = "fewest bytes" if POLICIES[name].knob else ""

@@ -103,6 +103,15 @@ class Probes:
         assert best, f"{policy} fits no plan at n3 = {n3}"
         return best
 
+    def planned(self, policy: str) -> list[int]:
+        """Depths at which a whole program of the policy has been planned."""
+        entries = ((key.split(), facts) for key, facts in self.facts.items())
+        return sorted(
+            int(n3)
+            for (name, n3), facts in entries
+            if name == policy and any("reserved_bytes" in f for f in facts.values())
+        )
+
     # -- facts ----------------------------------------------------------------------------------------------------------
     def _by_bytes(self, policy: str, n3: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """Number and facts of every candidate, those that promise the fewest bytes first."""

@@ -160,6 +160,7 @@ class Maker:
         # Nearer to zero than rounding nobody knows the sign: there the gradient is nothing in both.
         dy[np.abs(normal) < 1e-5] = dy64[np.abs(normal) < 1e-5] = 0
         remade, masked = np.where(normal > 0, dy64, 0), np.where(stored > 0, dy64, 0)
+        joined = np.where(stored > 0, dy64 + skip, 0)
 
         def weights(z: Array) -> tuple[Array, Array]:
             return (z * hat).sum(axis=axes), z.sum(axis=axes)
@@ -175,6 +176,8 @@ class Maker:
             Case("batch_norm_relu_backward_data", (y,), (dy, x, *both, d_weight, d_bias), {}, data, (0,)),
             Case("batch_norm_add_relu_backward_weight", (vector, vector, y), (dy, x, stored, mean, rstd), {},
                  lambda: (*weights(masked), masked)),
+            Case("batch_norm_add_relu_backward_weight_sum", (vector, vector, y), (dy, skip, x, stored, mean, rstd), {},
+                 lambda: (*weights(joined), joined)),
             Case("relu_bias_backward", (vector, y), (dy, stored), {}, lambda: (masked.sum(axis=axes), masked)),
         ]  # fmt: skip
 
@@ -308,5 +311,22 @@ class Maker:
             cases.append(Case("sgd_momentum_update", (weight, velocity), (gradient, scalars),
                               {**decay, "momentum": 0.9, "nesterov": nesterov}, lambda n=nesterov: momentum(n), updates=True,
                               tag="nesterov" if nesterov else ""))  # fmt: skip
+        skip = scalars.copy()
+        skip[5] = 0
+        cases.append(Case("sgd_momentum_update", (weight, velocity), (gradient, skip), {**decay, "momentum": 0.9, "nesterov": False},
+                          lambda: (weight, velocity), updates=True, tag="not finite"))  # fmt: skip
+        bad, pieces = gradient.copy(), np.array_split(gradient, 3)
+        bad[n // 2] = np.inf
+        state = np.array([8, 4, 1, 0], self.dtype)
+        flagged = np.array([8, 4, 0, 0], self.dtype)
+        cases += [
+            Case("scale_loss", (scalars,), (state,), {}, lambda: (scalars * [1, 8, 1 / 8, 1, 1, 1, 1, 1],), updates=True),
+            Case("check_finite", (state,), tuple(pieces), {}, lambda: (state,), updates=True),
+            Case("check_finite", (state,), (gradient, bad), {}, lambda: (flagged,), updates=True, tag="inf"),
+            Case("adapt_scale", (state, scalars), (), {"interval": 5},
+                 lambda: ([16, 0, 1, 0], [*scalars[:5], 1, *scalars[6:]]), updates=True),
+            Case("adapt_scale", (flagged, scalars), (), {"interval": 5},
+                 lambda: ([4, 0, 1, 1], [*scalars[:5], 0, *scalars[6:]]), updates=True, tag="skipped"),
+        ]  # fmt: skip
         attrs = {**decay, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
         return [*cases, Case("adam_update", (weight, velocity, second), (gradient, scalars), attrs, adam, updates=True)]

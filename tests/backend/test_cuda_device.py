@@ -379,10 +379,12 @@ def test_the_mean_over_a_map_is_told_the_positions_and_channels_of_the_map():
 @pytest.mark.parametrize(("channels", "packs"), [(6, 6), (8, 2), (1024, 256)])
 def test_pooling_has_a_thread_for_every_pack_of_its_result(channels, packs):
     small, large = (2, 5, 7, channels), (2, 10, 14, channels)
-    pool = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
-    for name, shapes, (n, h, w, _) in (
-        ("max_pool_forward", (small, (small, "uint8"), large), small),
-        ("max_pool_backward", (large, small, (small, "uint8")), large),
+    beside = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
+    overlapping = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
+    for name, shapes, pool, (n, h, w, _) in (
+        ("max_pool_forward", (small, (small, "uint8"), large), beside, small),
+        ("max_pool_backward", (large, small, (small, "uint8")), overlapping, large),
+        ("max_pool_backward", (large, small, (small, "uint8")), beside, small),  # a thread writes a whole window
     ):
         ((_, grid, block, _),) = launches(name, *shapes, **pool)
         assert grid[0] == n * h and grid[1] * block[0] >= w * packs > (grid[1] - 1) * block[0]

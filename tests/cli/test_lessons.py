@@ -25,6 +25,7 @@ ANSWERS = {
     "07_sensitive": ("6", ("0", "4")),
     "08_gradient_window": ("2", ("6", "12")),
     "09_budget": (lambda module, shown: layup.minimum_memory(module.net(), profile=module.laptop(1)), ("45%",)),
+    "10_ring": ("1.75", ("1.5", "2")),
 }
 
 
@@ -47,8 +48,8 @@ def names():
     return sorted(path.stem for path in FOLDER.glob("[0-9]*.py"))
 
 
-def test_there_are_nine_lessons_in_order_and_the_readme_lists_them():
-    assert [name[:2] for name in names()] == [f"{number:02}" for number in range(1, 10)]
+def test_there_are_ten_lessons_in_order_and_the_readme_lists_them():
+    assert [name[:2] for name in names()] == [f"{number:02}" for number in range(1, 11)]
     listed = re.findall(r"^\| `(\w+)` \|", (FOLDER / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert listed == names() == list(ANSWERS)
 

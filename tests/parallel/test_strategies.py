@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import layup
 import minidnn
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.parallel.inprocess import InProcess, run_ranks
@@ -225,6 +226,16 @@ def test_measured_memory_equals_predicted_memory_on_every_rank(strategy):
     assert all(run_ranks(2, work))
 
 
+def test_ranks_verify_together_whose_last_batch_is_as_large_as_any():
+    def work(communicator):
+        step = minidnn.compile(nets.chain(4), strategy="ring_delayed", communicator=communicator, tail=1)
+        step.verify(*nets.batch(step.graph))
+        return sorted(step.program.schedules)
+
+    first, *others = run_ranks(3, work)
+    assert all(other == first for other in others)
+
+
 def test_the_ring_keeps_an_nth_of_the_momentum_and_the_delayed_ring_two_of_weights_and_gradients():
     def flats(strategy, rank=1, ranks=4):
         program = minidnn.compile(
@@ -420,6 +431,16 @@ def test_layerwise_update_is_automatic_off_and_the_budget_covers_the_strips():
                 nets.chain(4), strategy=strategy, communicator=InProcess.group(2)[0], device=None,
                 memory=step.profile.reserved_bytes - 1,
             )  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_layup_plans_under_a_budget_beside_a_strategy(strategy):
+    graph = nets.residual(32, 2)
+    common = {"strategy": strategy, "communicator": InProcess.group(2)[0], "device": None}
+    keep = minidnn.compile(graph, **common).profile.reserved_bytes
+    least = layup.minimum_memory(graph, **common)
+    step = layup.compile(graph, memory=(least + keep) // 2, **common)
+    assert least < step.profile.reserved_bytes <= (least + keep) // 2 and step.plan.decisions
 
 
 def test_sixteen_bit_weights_are_planned_with_an_nth_of_the_master_copy():

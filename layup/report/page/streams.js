@@ -101,6 +101,10 @@ class Streams {
     c.restore();
     const most = Math.max(view.data.reserved_bytes, view.data.peak_bytes) * 1.06;
     axisY(board, c, top, bottom, 0, most, roundBytes, 3, true, false);
+    c.font = "600 12px " + css("sans");
+    c.fillStyle = palette.ink;
+    c.fillText("bytes alive", board.left - 8, top - 9);
+    c.font = "12px " + css("sans");
     c.strokeStyle = palette.faint;
     c.setLineDash([2, 3]);
     for (const at of [0, view.data.step_ns]) {
@@ -158,9 +162,6 @@ class Streams {
     const lines = [[view.data.reserved_bytes, palette.soft, "reserved", [5, 4]]];
     if (this.report.memory_bytes) lines.push([this.report.memory_bytes, palette.bad, "budget", []]);
     for (const [n, colour, text, dash] of lines) if (n / this.report.block < most) horizontal(board, c, y(n / this.report.block), colour, text, dash, text === "budget" ? "left" : "right");
-    c.fillStyle = palette.ink;
-    c.textAlign = "left";
-    label(c, "bytes alive", board.left + 6, bottom - 11, palette.soft);
   }
 
   rowAt(px, py) {
@@ -223,7 +224,8 @@ class Streams {
   // How much of the copying goes on while the compute stream works.
   hidden() {
     const view = this.view, compute = [];
-    for (let k = 0; k < view.rows; k++) if (view.stream[k] === "compute" && view.end[k] > view.start[k]) compute.push([view.start[k], view.end[k]]);
+    for (let k = 0; k < view.rows; k++) if (view.stream[k] === "compute" && view.end[k] > view.start[k]) compute.push([this.start[k], this.end[k]]);
+    compute.sort((a, b) => a[0] - b[0]);
     let all = 0, covered = 0;
     for (let k = 0; k < view.rows; k++) {
       if ((view.stream[k] !== "h2d" && view.stream[k] !== "d2h") || view.end[k] <= view.start[k]) continue;

@@ -56,6 +56,11 @@ template <int N, typename E> __device__ inline void load(float* out, const E* so
     for (int i = 0; i < N; i++) out[i] = to_float(pack.item[i]);
 }
 
+template <typename E, int N> __device__ inline void widen(float* out, const Pack<E, N>& pack) {
+#pragma unroll
+    for (int i = 0; i < N; i++) out[i] = to_float(pack.item[i]);
+}
+
 template <int N, typename E> __device__ inline void store(E* target, const float* values) {
     Pack<E, N> pack;
 #pragma unroll
@@ -129,7 +134,7 @@ template <int K, typename F> __device__ inline void partial_sums(float* partials
 // Second stage: the sum of value k of a channel over all blocks. Blocks of FINAL_CHANNELS x FINAL_LANES threads; the
 // result is whole where threadIdx.y is 0.
 constexpr int FINAL_CHANNELS = 32;
-constexpr int FINAL_LANES = 8;
+constexpr int FINAL_LANES = 32;
 
 template <int K> __device__ inline double final_sum(const float* partials, int blocks, int channels, int channel, int k) {
     __shared__ double shared[FINAL_LANES][FINAL_CHANNELS];

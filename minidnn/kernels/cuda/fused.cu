@@ -25,6 +25,15 @@ struct Affine {
     __device__ float operator()(float x, int i) const { return __fmaf_rn(__fsub_rn(x, centre[i]), scale[i], shift[i]); }
 };
 
+// f(count, place, stride) on the thread's rows, several at a time while there are as many, then one by one: the element of
+// row j is at place + j * stride.
+template <int N, typename F> __device__ inline void each_bunch(const Rows& at, Index rows, int channels, F f) {
+    if (!at.inside) return;
+    Index row = at.first, stride = at.step * channels;
+    for (; row + (N - 1) * at.step < rows; row += N * at.step) f(Width<N>(), row * channels + at.channel, stride);
+    for (; row < rows; row += at.step) f(Width<1>(), row * channels + at.channel, stride);
+}
+
 template <bool ADD> __device__ inline void apply(T* y, const T* x, const T* residual, const float* mean, const float* rstd,
                                                  const float* weight, const float* bias, Index rows, int channels) {
     Rows at(channels);
@@ -65,17 +74,27 @@ extern "C" __global__ void batch_norm_relu_backward_weight_partial(float* partia
                                                                    int channels) {
     Rows at(channels);
     Affine normal(at.inside ? at.channel : 0, mean, rstd, weight, bias);
-    partial_sums<2>(partials, rows, channels, [&](Index row, int c, float sums[2][V]) {
-        float gradient[V], value[V];
-        load<V>(gradient, dy + row * channels + c);
-        load<V>(value, x + row * channels + c);
+    float sums[2][V] = {};
+    each_bunch<4>(at, rows, channels, [&](auto count, Index place, Index stride) {
+        constexpr int N = decltype(count)::value;
+        Pack<T, V> gradient[N], value[N];
 #pragma unroll
-        for (int i = 0; i < V; i++) {
-            float z = positive(normal(value[i], i)) ? gradient[i] : 0.0f;
-            sums[0][i] += (value[i] - normal.centre[i]) * z;
-            sums[1][i] += z;
+        for (int j = 0; j < N; j++) {
+            gradient[j] = fetch<V>(dy + place + j * stride);
+            value[j] = fetch<V>(x + place + j * stride);
         }
+#pragma unroll
+        for (int j = 0; j < N; j++)
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                float centred = __fsub_rn(to_float(value[j].item[i]), normal.centre[i]);
+                float y = __fmaf_rn(centred, normal.scale[i], normal.shift[i]);
+                float z = positive(y) ? to_float(gradient[j].item[i]) : 0.0f;
+                sums[0][i] += centred * z;
+                sums[1][i] += z;
+            }
     });
+    store_partials<2>(partials, at, channels, sums);
 }
 
 extern "C" __global__ void batch_norm_relu_backward_data(T* dx, const T* dy, const T* x, const float* mean,
@@ -116,47 +135,54 @@ extern "C" __global__ void batch_norm_relu_backward_data(T* dx, const T* dy, con
     }
 }
 
-// A thread's rows, BUNCH at a time: dz may be dy, so the loads of a bunch come before its stores.
-constexpr int BUNCH = 4;
-
-template <bool NORM> __device__ inline void masked_sums(float* partials, T* dz, const T* dy, const T* x, const T* y,
-                                                        const float* mean, Index rows, int channels) {
+// dz = dy (+ dy1) where y > 0, and its sums. dz may be dy or dy1: the loads of a bunch come before its stores.
+template <bool NORM, bool SUM> __device__ inline void masked_sums(float* partials, T* dz, const T* dy, const T* dy1,
+                                                                  const T* x, const T* y, const float* mean, Index rows,
+                                                                  int channels) {
     constexpr int K = NORM ? 2 : 1;
     Rows at(channels);
     float sums[K][V] = {}, centre[V] = {};
     if (NORM && at.inside) load<V>(centre, mean + at.channel);
-    for (Index row = at.first; at.inside && row < rows; row += BUNCH * at.step) {
-        float gradient[BUNCH][V], output[BUNCH][V], value[BUNCH][V];
-        Index place = row * channels + at.channel, stride = at.step * channels;
+    each_bunch<NORM ? 2 : 4>(at, rows, channels, [&](auto count, Index place, Index stride) {
+        constexpr int N = decltype(count)::value;
+        Pack<T, V> gradient[N], other[N], output[N], value[N];
 #pragma unroll
-        for (int j = 0; j < BUNCH; j++)
-            if (row + j * at.step < rows) {
-                load<V>(gradient[j], dy + place + j * stride);
-                load<V>(output[j], y + place + j * stride);
-                if (NORM) load<V>(value[j], x + place + j * stride);
+        for (int j = 0; j < N; j++) {
+            gradient[j] = fetch<V>(dy + place + j * stride);
+            output[j] = fetch<V>(y + place + j * stride);
+            if (SUM) other[j] = fetch<V>(dy1 + place + j * stride);
+            if (NORM) value[j] = fetch<V>(x + place + j * stride);
+        }
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            float z[V];
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                z[i] = to_float(gradient[j].item[i]);
+                if (SUM) z[i] += to_float(other[j].item[i]);
+                z[i] = to_float(output[j].item[i]) > 0.0f ? z[i] : 0.0f;
+                if (NORM) sums[0][i] += (to_float(value[j].item[i]) - centre[i]) * z[i];
+                sums[K - 1][i] += z[i];
             }
-#pragma unroll
-        for (int j = 0; j < BUNCH; j++)
-            if (row + j * at.step < rows) {
-#pragma unroll
-                for (int i = 0; i < V; i++) {
-                    float z = gradient[j][i] = output[j][i] > 0.0f ? gradient[j][i] : 0.0f;
-                    if (NORM) sums[0][i] += (value[j][i] - centre[i]) * z;
-                    sums[K - 1][i] += z;
-                }
-                store<V>(dz + place + j * stride, gradient[j]);
-            }
-    }
+            store<V>(dz + place + j * stride, z);
+        }
+    });
     store_partials<K>(partials, at, channels, sums);
 }
 
 extern "C" __global__ void batch_norm_add_relu_backward_weight_partial(float* partials, T* dz, const T* dy, const T* x,
                                                                        const T* y, const float* mean, Index rows,
                                                                        int channels) {
-    masked_sums<true>(partials, dz, dy, x, y, mean, rows, channels);
+    masked_sums<true, false>(partials, dz, dy, dy, x, y, mean, rows, channels);
+}
+
+extern "C" __global__ void batch_norm_add_relu_backward_weight_sum_partial(float* partials, T* dz, const T* dy,
+                                                                           const T* dy1, const T* x, const T* y,
+                                                                           const float* mean, Index rows, int channels) {
+    masked_sums<true, true>(partials, dz, dy, dy1, x, y, mean, rows, channels);
 }
 
 extern "C" __global__ void relu_bias_backward_partial(float* partials, T* dz, const T* dy, const T* y, Index rows,
                                                       int channels) {
-    masked_sums<false>(partials, dz, dy, dy, y, nullptr, rows, channels);
+    masked_sums<false, false>(partials, dz, dy, dy, dy, y, nullptr, rows, channels);
 }

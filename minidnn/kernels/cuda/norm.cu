@@ -10,48 +10,40 @@ template <typename R> __device__ inline void join(R& count, R& mean, R& squares,
     count = total;
 }
 
-// One pass over x, and no cancellation: a thread takes the moments of a few rows and joins them to those of the rows before
-// (one division for all of them, and their loads are in flight together), then lanes are joined two by two. Deviations are
-// counted from the first value of the channel, so that a large mean costs no digits.
+// One pass over x, and no cancellation: a thread counts deviations from the first value that it sees, so that a large mean
+// costs no digits and a thread with an outlier spoils its own share only; then threads and blocks are joined two by two.
 constexpr int BUNCH = 4;
-
-template <int N> __device__ inline void add_rows(float count, float* mean, float* squares, const float (*value)[V]) {
-    float share = N / (count + N);
-#pragma unroll
-    for (int i = 0; i < V; i++) {
-        float sum = 0, within = 0;
-#pragma unroll
-        for (int j = 0; j < N; j++) sum += value[j][i];
-        float centre = sum / N, delta = centre - mean[i];
-#pragma unroll
-        for (int j = 0; j < N; j++) within += (value[j][i] - centre) * (value[j][i] - centre);
-        mean[i] += delta * share;
-        squares[i] += within + delta * delta * (count * share);
-    }
-}
 
 extern "C" __global__ void batch_norm_statistics_partial(float* partials, const T* x, Index rows, int channels) {
     __shared__ float shared_mean[THREADS * V], shared_squares[THREADS * V], shared_count[THREADS];
     Rows at(channels);
     float mean[V] = {}, squares[V] = {}, count = 0;
-    if (at.inside) {
-        float origin[V], value[BUNCH][V];
-        load<V>(origin, x + at.channel);
-        Index row = at.first;
+    if (at.inside && at.first < rows) {
+        float origin[V], sum[V] = {};
+        load<V>(origin, x + at.first * channels + at.channel);
+        Index row = at.first, stride = at.step * channels;
+        auto add = [&](const Pack<T, V>& pack) {
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                float deviation = to_float(pack.item[i]) - origin[i];
+                sum[i] += deviation;
+                squares[i] += deviation * deviation;
+            }
+        };
         for (; row + (BUNCH - 1) * at.step < rows; row += BUNCH * at.step, count += BUNCH) {
+            Pack<T, V> pack[BUNCH];
 #pragma unroll
-            for (int j = 0; j < BUNCH; j++) load<V>(value[j], x + (row + j * at.step) * channels + at.channel);
+            for (int j = 0; j < BUNCH; j++) pack[j] = fetch<V>(x + row * channels + at.channel + j * stride);
 #pragma unroll
-            for (int j = 0; j < BUNCH; j++)
-#pragma unroll
-                for (int i = 0; i < V; i++) value[j][i] -= origin[i];
-            add_rows<BUNCH>(count, mean, squares, value);
+            for (int j = 0; j < BUNCH; j++) add(pack[j]);
         }
-        for (; row < rows; row += at.step, count += 1) {
-            load<V>(value[0], x + row * channels + at.channel);
+        for (; row < rows; row += at.step, count += 1) add(fetch<V>(x + row * channels + at.channel));
+        float share = 1.0f / count;
 #pragma unroll
-            for (int i = 0; i < V; i++) value[0][i] -= origin[i];
-            add_rows<1>(count, mean, squares, value);
+        for (int i = 0; i < V; i++) {
+            float shift = sum[i] * share;
+            squares[i] = fmaxf(squares[i] - shift * sum[i], 0.0f);
+            mean[i] = origin[i] + shift;
         }
     }
     int thread = threadIdx.y * blockDim.x + threadIdx.x;
@@ -83,25 +75,35 @@ extern "C" __global__ void batch_norm_statistics_partial(float* partials, const 
         }
 }
 
-extern "C" __global__ void batch_norm_statistics_final(float* mean, float* rstd, const float* partials, const T* x,
-                                                       Index rows, int channels, int blocks, int lanes, double eps) {
-    __shared__ double shared[3][FINAL_LANES][FINAL_CHANNELS];
+// The sum of a value over the lanes of a block, in every thread.
+__device__ inline double over_lanes(double value, double (*shared)[FINAL_CHANNELS]) {
+    __syncthreads();
+    shared[threadIdx.y][threadIdx.x] = value;
+    __syncthreads();
+    double sum = 0;
+    for (int lane = 0; lane < FINAL_LANES; lane++) sum += shared[lane][threadIdx.x];
+    return sum;
+}
+
+// The mean over all blocks, then the squares around it: two short passes without a division.
+extern "C" __global__ void batch_norm_statistics_final(float* mean, float* rstd, const float* partials, Index rows,
+                                                       int channels, int blocks, int lanes, double eps) {
+    __shared__ double shared[FINAL_LANES][FINAL_CHANNELS];
     int channel = blockIdx.x * FINAL_CHANNELS + threadIdx.x;
-    double count = 0, centre = 0, squares = 0;
+    double sum = 0, squares = 0;
     if (channel < channels)
         for (int block = threadIdx.y; block < blocks; block += FINAL_LANES)
-            join(count, centre, squares, (double)rows_of_block(rows, block, blocks, lanes),
-                 (double)partials[((Index)block * 2) * channels + channel],
-                 (double)partials[((Index)block * 2 + 1) * channels + channel]);
-    shared[0][threadIdx.y][threadIdx.x] = count;
-    shared[1][threadIdx.y][threadIdx.x] = centre;
-    shared[2][threadIdx.y][threadIdx.x] = squares;
-    __syncthreads();
+            sum += (double)rows_of_block(rows, block, blocks, lanes) * partials[(Index)block * 2 * channels + channel];
+    double centre = over_lanes(sum, shared) / (double)rows;
+    if (channel < channels)
+        for (int block = threadIdx.y; block < blocks; block += FINAL_LANES) {
+            double distance = partials[(Index)block * 2 * channels + channel] - centre;
+            squares += partials[((Index)block * 2 + 1) * channels + channel] +
+                       (double)rows_of_block(rows, block, blocks, lanes) * distance * distance;
+        }
+    squares = over_lanes(squares, shared);
     if (threadIdx.y != 0 || channel >= channels) return;
-    for (int lane = 1; lane < FINAL_LANES; lane++)
-        join(count, centre, squares, shared[0][lane][threadIdx.x], shared[1][lane][threadIdx.x],
-             shared[2][lane][threadIdx.x]);
-    mean[channel] = (float)((double)to_float(x[channel]) + centre);
+    mean[channel] = (float)centre;
     rstd[channel] = (float)(1.0 / sqrt(squares / (double)rows + eps));
 }
 

@@ -2,7 +2,8 @@
 // `scalars` is a device vector: a new learning rate needs no new launch arguments. Its indices come from the host.
 
 extern "C" __global__ void sgd_update(float* weight, const T* gradient, const float* scalars, int rate, int scale,
-                                      Index size, float weight_decay) {
+                                      Index size, float weight_decay, int finite) {
+    if (scalars[finite] == 0) return;
     each_pack(size, [=](Index first, auto width) {
         constexpr int N = decltype(width)::value;
         float w[N], g[N];
@@ -16,7 +17,8 @@ extern "C" __global__ void sgd_update(float* weight, const T* gradient, const fl
 
 extern "C" __global__ void sgd_momentum_update(float* weight, float* velocity, const T* gradient, const float* scalars,
                                                int rate, int scale, Index size, float momentum, int nesterov,
-                                               float weight_decay) {
+                                               float weight_decay, int finite) {
+    if (scalars[finite] == 0) return;
     each_pack(size, [=](Index first, auto width) {
         constexpr int N = decltype(width)::value;
         float w[N], v[N], g[N];
@@ -36,7 +38,9 @@ extern "C" __global__ void sgd_momentum_update(float* weight, float* velocity, c
 
 extern "C" __global__ void adam_update(float* weight, float* moment1, float* moment2, const T* gradient,
                                        const float* scalars, int rate, int scale, int bias1, int bias2, Index size,
-                                       float beta1, float beta2, float rest1, float rest2, float eps, float weight_decay) {
+                                       float beta1, float beta2, float rest1, float rest2, float eps, float weight_decay,
+                                       int finite) {
+    if (scalars[finite] == 0) return;
     float step = (float)((double)scalars[rate] / (double)scalars[bias1]);
     float root = (float)sqrt((double)scalars[bias2]);
     each_pack(size, [=](Index first, auto width) {
@@ -57,4 +61,41 @@ extern "C" __global__ void adam_update(float* weight, float* moment1, float* mom
         store<N>(moment1 + first, m);
         store<N>(moment2 + first, v);
     });
+}
+
+extern "C" __global__ void scale_loss(float* scalars, const float* scaling, int weight, int gradient, int scale) {
+    scalars[weight] *= scaling[scale];
+    scalars[gradient] /= scaling[scale];
+}
+
+// Clears the flag where an element is infinite or NaN. All who write it write the same, so the order does not matter.
+extern "C" __global__ void check_finite(float* scaling, const T* gradient, Index size, int finite) {
+    bool good = true;
+    Index step = (Index)gridDim.x * THREADS, packs = size / V, first = (Index)blockIdx.x * THREADS + threadIdx.x;
+    for (Index pack = first; pack < packs; pack += step) {
+        float value[V];
+        load<V>(value, gradient + pack * V);
+#pragma unroll
+        for (int i = 0; i < V; i++) good = good && isfinite(value[i]);
+    }
+    for (Index i = packs * V + first; i < size; i += step) good = good && isfinite(to_float(gradient[i]));
+    if (!good) scaling[finite] = 0;
+}
+
+extern "C" __global__ void adapt_scale(float* scaling, float* scalars, int scale, int good, int finite, int skipped,
+                                       int finite_scalar, int interval) {
+    bool all = scaling[finite] != 0;
+    float now = scaling[scale], count = scaling[good] + 1;
+    if (!all) {
+        now = fmaxf(now / 2, 1.0f);
+        count = 0;
+        scaling[skipped] += 1;
+    } else if (count == interval) {
+        now = fminf(now * 2, 16777216.0f);
+        count = 0;
+    }
+    scaling[scale] = now;
+    scaling[good] = count;
+    scaling[finite] = 1;
+    scalars[finite_scalar] = all ? 1 : 0;
 }

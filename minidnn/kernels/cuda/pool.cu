@@ -4,6 +4,15 @@ struct Window {  // of a pooling: x (N, H, W, C), y (N, P, Q, C)
     int h, w, p, q, c, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
 };
 
+// The extents of the window, where the source is compiled for them: divisions by them are then multiplications.
+__device__ inline Window fixed(Window s) {
+#ifdef KERNEL_H
+    s.kernel_h = KERNEL_H, s.kernel_w = KERNEL_W, s.stride_h = STRIDE_H, s.stride_w = STRIDE_W;
+    s.pad_h = PAD_H, s.pad_w = PAD_W;
+#endif
+    return s;
+}
+
 struct Place {  // image, row, column and first channel of a thread's pack: a block works on one row (blockIdx.x) of one image
     Index image;
     int row, column, channel;
@@ -56,11 +65,11 @@ template <bool WITH_INDEX> __device__ inline void max_pool(T* y, Byte* index, co
 }
 
 extern "C" __global__ void max_pool_forward(T* y, Byte* index, const T* x, Window s) {
-    max_pool<true>(y, index, x, s);
+    max_pool<true>(y, index, x, fixed(s));
 }
 
 extern "C" __global__ void max_pool_inference(T* y, const T* x, Window s) {
-    max_pool<false>(y, nullptr, x, s);
+    max_pool<false>(y, nullptr, x, fixed(s));
 }
 
 // Outputs p whose window of `kernel` from p * stride - pad holds position `at`: first .. last.
@@ -82,7 +91,8 @@ template <typename F> __device__ inline void each_window(const Place& in, const 
         }
 }
 
-extern "C" __global__ void max_pool_backward(T* dx, const T* dy, const Byte* index, Window s) {
+extern "C" __global__ void max_pool_backward(T* dx, const T* dy, const Byte* index, Window window) {
+    Window s = fixed(window);
     Place in(s.h, s.w, s.c);
     if (!in.inside) return;
     float sum[V] = {};
@@ -94,6 +104,23 @@ extern "C" __global__ void max_pool_backward(T* dx, const T* dy, const Byte* ind
         for (int i = 0; i < V; i++) sum[i] += chosen.item[i] == tap ? gradient[i] : 0.0f;
     });
     store<V>(dx + at(in.image, in.row, in.column, s.h, s.w, s.c) + in.channel, sum);
+}
+
+// The same where the windows lie side by side and cover x: a thread writes all of one window.
+extern "C" __global__ void max_pool_backward_tiles(T* dx, const T* dy, const Byte* index, Window window) {
+    Window s = fixed(window);
+    Place out(s.p, s.q, s.c);
+    if (!out.inside) return;
+    Index place = at(out.image, out.row, out.column, s.p, s.q, s.c) + out.channel;
+    Pack<T, V> gradient = fetch<V>(dy + place), zero = {};
+    Pack<Byte, V> chosen = fetch<V>(index + place);
+    for (int r = 0; r < s.kernel_h; r++)
+        for (int t = 0; t < s.kernel_w; t++) {
+            Pack<T, V> pack;
+#pragma unroll
+            for (int i = 0; i < V; i++) pack.item[i] = chosen.item[i] == r * s.kernel_w + t ? gradient.item[i] : zero.item[i];
+            put<V>(dx + at(out.image, out.row * s.kernel_h + r, out.column * s.kernel_w + t, s.h, s.w, s.c) + out.channel, pack);
+        }
 }
 
 __device__ inline void window_sum(float sum[V], const T* x, Index image, int row, int column, int channel, const Window& s) {

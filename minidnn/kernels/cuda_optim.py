@@ -1,0 +1,101 @@
+"""CUDA kernels: optimizers, and dynamic loss scaling. See ``cuda_launch`` for the form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minidnn.kernels.base import Array
+from minidnn.kernels.cuda_launch import (
+    SINGLE,
+    THREADS,
+    Launcher,
+    Sequential,
+    Work,
+    access,
+    flat_blocks,
+    float32,
+    int32,
+    int64,
+)
+from minidnn.scalars import Scalar, Scaling
+
+CHECK_BLOCKS = 1024
+GAP_BYTES = 128  # between two layers in a flat buffer, which stays zero
+
+
+def sgd_update(on: Launcher, weight: Array, gradient: Array, scalars: Array, *, weight_decay: float) -> Work:
+    arguments = [weight, gradient, scalars, int32(Scalar.LR), int32(Scalar.GRADIENT_SCALE), int64(int(weight.size))]
+    return _update(on, "sgd_update", (weight,), gradient, [*arguments, float32(weight_decay)])
+
+
+def sgd_momentum_update(
+    on: Launcher, weight: Array, velocity: Array, gradient: Array, scalars: Array, *, momentum: float, nesterov: bool,
+    weight_decay: float,
+) -> Work:  # fmt: skip
+    arguments = [weight, velocity, gradient, scalars, int32(Scalar.LR), int32(Scalar.GRADIENT_SCALE)]
+    arguments += [int64(int(weight.size)), float32(momentum), int32(int(nesterov)), float32(weight_decay)]
+    return _update(on, "sgd_momentum_update", (weight, velocity), gradient, arguments)
+
+
+def adam_update(
+    on: Launcher, weight: Array, first: Array, second: Array, gradient: Array, scalars: Array, *, beta1: float,
+    beta2: float, eps: float, weight_decay: float,
+) -> Work:  # fmt: skip
+    where = (Scalar.LR, Scalar.GRADIENT_SCALE, Scalar.BIAS1, Scalar.BIAS2)
+    constants = (beta1, beta2, 1.0 - beta1, 1.0 - beta2, eps, weight_decay)
+    arguments = [
+        weight,
+        first,
+        second,
+        gradient,
+        scalars,
+        *map(int32, where),
+        int64(int(weight.size)),
+        *map(float32, constants),
+    ]
+    return _update(on, "adam_update", (weight, first, second), gradient, arguments)
+
+
+def _update(on: Launcher, name: str, state: tuple[Array, ...], gradient: Array, arguments: list[object]) -> Work:
+    """Weights and state are float32; the gradient has the type the source is compiled for."""
+    by = access(*state, gradient)
+    blocks = flat_blocks(int(state[0].size), by.width)
+    return on.launch("optim", name, str(gradient.dtype), by, (blocks,), (THREADS,), [*arguments, int32(Scalar.FINITE)])
+
+
+def scale_loss(on: Launcher, scalars: Array, scaling: Array) -> Work:
+    where = map(int32, (Scalar.LOSS_WEIGHT, Scalar.GRADIENT_SCALE, Scaling.SCALE))
+    return on.launch("optim", "scale_loss", "float32", SINGLE, (1,), (1,), [scalars, scaling, *where])
+
+
+def check_finite(on: Launcher, scaling: Array, *gradients: Array) -> Work:
+    """Neighbours in memory of one type are checked together, with what lies between them in a flat buffer: zeros."""
+    return Sequential(*(_check_run(on, scaling, run) for run in runs(gradients)))
+
+
+def _check_run(on: Launcher, scaling: Array, run: list[Array]) -> Work:
+    first, last = run[0], run[-1]
+    size = (int(last.data.ptr) + int(last.nbytes) - int(first.data.ptr)) // int(first.dtype.itemsize)
+    by = access(first)
+    blocks = min(-(-size // (by.width * THREADS)), CHECK_BLOCKS)
+    arguments = [scaling, first, int64(size), int32(Scaling.FINITE)]
+    return on.launch("optim", "check_finite", str(first.dtype), by, (max(1, blocks),), (THREADS,), arguments)
+
+
+def runs(arrays: Sequence[Array]) -> list[list[Array]]:
+    """Arrays of one type that follow one another with gaps below ``GAP_BYTES``, in order of their addresses."""
+    found: list[list[Array]] = []
+    for array in sorted(arrays, key=lambda a: int(a.data.ptr)):
+        last = found[-1][-1] if found else None
+        if last is not None and last.dtype == array.dtype:
+            gap = int(array.data.ptr) - int(last.data.ptr) - int(last.nbytes)
+            if 0 <= gap < GAP_BYTES:
+                found[-1].append(array)
+                continue
+        found.append([array])
+    return found
+
+
+def adapt_scale(on: Launcher, scaling: Array, scalars: Array, *, interval: int) -> Work:
+    where = map(int32, (*Scaling, Scalar.FINITE, interval))
+    return on.launch("optim", "adapt_scale", "float32", SINGLE, (1,), (1,), [scaling, scalars, *where])

@@ -1,0 +1,40 @@
+"""Two and four processes under mpiexec do what threads do; and none is left when one of them fails."""
+
+import json
+
+import pytest
+
+from minidnn.parallel.agree import checksum
+from minidnn.parallel.inprocess import run_ranks
+from tests.parallel.launching import MISSING, REASON, ROOT, mpiexec
+from tests.parallel.mpi_program import trained
+
+pytestmark = pytest.mark.skipif(MISSING, reason=REASON)
+PROGRAM = ROOT / "tests" / "parallel" / "mpi_program.py"
+
+
+def result(out):
+    return json.loads(next(line for line in out.splitlines() if line.startswith("RESULT")).removeprefix("RESULT"))
+
+
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_processes_end_with_the_same_bits_as_each_other_and_as_threads(ranks):
+    ended = mpiexec(ranks, PROGRAM)
+    assert ended.code == 0, ended.err
+    for strategy, (sums, total) in result(ended.out).items():
+        assert len(sums) == ranks and len(set(sums)) == 1, strategy
+        expected = run_ranks(ranks, lambda c, s=strategy: trained(c, s))[0][1]
+        if strategy.endswith(":nccl"):  # the order of a sum is the library's
+            assert total == pytest.approx(float(abs(expected["conv.weight"]).sum()), rel=1e-6)
+        else:
+            assert sums[0] == checksum(expected), strategy
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("raise", "error: rank 1 failed: MemoryError: no bytes left"), ("stop", "error: rank 1 was lost")],
+)
+def test_a_failing_and_a_silent_rank_end_all_and_are_named_once(how, words):
+    ended = mpiexec(3, PROGRAM, how)
+    assert ended.code == 5
+    assert ended.err.count(words) == 1 and ended.seconds < 60
