@@ -248,9 +248,10 @@ def _ranks(
     if wish is None:
         raise UserError("a communicator without a strategy: name one, for example strategy='ring_delayed'")
     strategy = Strategy.parse(wish)
-    if isinstance(device, str) and device.startswith("cuda"):
+    where = device if isinstance(device, str) else getattr(device, "name", "")
+    if where.startswith("cuda"):
         raise UserError(
-            f"the strategy {strategy.name} does not run on {device} in this version; use device='emulated', or None to plan"
+            f"the strategy {strategy.name} does not run on {where} in this version; use device='emulated', or None to plan"
         )
     if strategy.implementation is None:
         strategy = replace(strategy, implementation="steps")

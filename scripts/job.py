@@ -13,6 +13,7 @@ import minidnn
 import models
 from minidnn.data import Augment, Batches, Splits, load
 from minidnn.defaults import DEFAULTS, Facts, known_facts, name_of
+from minidnn.device.base import Device
 from minidnn.device.cuda_libraries import describe_gpu
 from minidnn.errors import UserError
 from minidnn.layers import BatchNorm, Graph, SoftmaxCrossEntropy
@@ -152,7 +153,8 @@ def assemble(
             f"-b {args.batch_size} on {size} ranks leaves a rank with one image, of which {norm} sees one value per channel: "
             f"give a batch of at least {2 * size}"
         )
-    same = {**request_options(args), "tail": None if dropped else tail, "device": device, "allocator": args.allocator, "capture": args.capture}
+    same = {**request_options(args), "tail": None if dropped else tail, "allocator": args.allocator}
+    same |= {"device": _open(device, args.precision), "capture": args.capture}
     same |= {} if communicator is None else {"communicator": communicator, "strategy": strategy}
     read = read_plan(args)
     planned = planned_for = None
@@ -190,6 +192,15 @@ def assemble(
     )
 
 
+def _open(device: str | None, precision: str) -> str | Device | None:
+    """A GPU is opened here, since planning and running share it: engines are measured on it."""
+    if device is None or not device.startswith("cuda"):
+        return device
+    from minidnn.device.cuda import open_device
+
+    return open_device(device, precision, deterministic=True)
+
+
 def _plan_of_rank_0(plan: Plan, communicator: Communicator, device: str | None) -> Plan:
     """The plan all ranks carry out: its own where ranks have shares of one size, else that of rank 0, the largest."""
     return plan if device is None else Plan.from_json(communicator.exchange(plan.to_json())[0])
@@ -209,8 +220,17 @@ def request_options(args: Namespace) -> dict[str, Any]:
         "recipe": None if args.recipe is None else Recipe.from_json(read_json(args.recipe)),
         "host_memory": args.host_memory,
         "streamed": ("*",) if args.stream else (),
-        "theta": 1.0 if args.theta is None else args.theta,
+        "theta": theta_of(args),
     }
+
+
+def theta_of(args: Namespace) -> float:
+    """Theta of the thesis' rule. Raises UserError where no policy would look at it."""
+    if args.theta is None:
+        return 1.0
+    if args.policy not in (None, "auto", "layup"):
+        raise UserError(f"--theta {args.theta:g} is of policy layup and has no effect on {args.policy}: leave it out")
+    return float(args.theta)
 
 
 def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:

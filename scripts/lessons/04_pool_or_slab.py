@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from lesson import ask, batch, options, run, show
 
 import minidnn
-from minidnn.device.pool import PoolOutOfMemory
 from minidnn.pool_executor import PoolExecutor
 
 
@@ -31,7 +30,7 @@ def complaint(limit: int) -> str:
     """What the pool says when it may hold ``limit`` bytes at most; nothing if a step runs."""
     try:
         minidnn.compile(net(), allocator="pool", memory=limit).run(*batch(net()))
-    except PoolOutOfMemory as error:
+    except minidnn.DoesNotFit as error:
         return str(error)
     return ""
 

@@ -20,7 +20,7 @@ def test_a_run_folder_holds_what_it_takes_to_repeat_and_to_judge_the_run(script:
     assert done.code == 0 and done.err == ""
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "args.json", "plan.json", "recipe.json", "metrics.jsonl", "summary.json", "trace.json", "last.safetensors",
-        "best.safetensors",
+        "best.safetensors", "report.html",
     }  # fmt: skip
     summary, args = read(tmp_path / "run"), read(tmp_path / "run", "args.json")
     assert (args["lr"], args["opt"], args["batch_size"], args["epochs"]) == (0.1, "nesterov", 8, 2)
@@ -86,22 +86,23 @@ def test_a_plan_of_a_data_set_that_is_not_there_needs_no_file(script: Script, mo
     assert script("plan", "--data", "cifar10:nowhere", "-a", "resnet20", "--plan", "plan.json").code == 0
 
 
-def test_a_budget_is_kept_or_refused_with_one_that_works(script: Script, tmp_path: Path) -> None:
-    """C1, C2: exactly the reserved bytes run; a block less is refused before data is read, naming a minimum that runs."""
-    script("plan", *TINY[:-1], "--json", "plan.json")
-    reserved = read(tmp_path, "plan.json")["predicted"]["reserved_bytes"]
-    for budget in (reserved - 512, 1024):
+@pytest.mark.parametrize("policy", ["keep", "auto"])
+def test_a_budget_is_kept_or_refused_with_one_that_works(script: Script, tmp_path: Path, policy: str) -> None:
+    """C1, C2: the smallest budget runs; a block less is refused before data is read, naming a minimum that runs."""
+    found = script("plan", *TINY[:-1], "--policy", policy, "--min-memory")
+    least = int(found.out.split(" B (")[0].split()[-1])
+    small = (*TINY, "--policy", policy, "--memory")
+    for budget in (least - 512, 1024):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("job.load", lambda *_, **__: pytest.fail("read data"))
-            done = script("train", *TINY, "--memory", str(budget), "--output", "small")
-        message = refused(done, f"the smallest budget that runs is {reserved} B", str(budget))
+            done = script("train", *small, str(budget), "--output", "small")
+        message = refused(done, f"the smallest reserves {least} B", f"--memory {least}", str(budget))
         assert "conv" in message  # residents by layer
         assert not (tmp_path / "small").exists()
-    assert script("train", *TINY, "--memory", str(reserved), "--max-steps", "2", "--output", "run").code == 0
-    assert read(tmp_path / "run")["measured"]["reserved_bytes"] <= reserved
-    refused(script("train", *TINY, "--memory", "99%"), f"the smallest budget that runs is {reserved} B")
-    assert script("plan", *TINY[:-1], "--memory", "100%").code == 0
-    refused(script("train", *TINY, "--host-memory", "1kB"), "pinned host memory")
+    assert script("train", *small, str(least), "--max-steps", "2", "--output", "run").code == 0
+    assert read(tmp_path / "run")["measured"]["reserved_bytes"] <= least
+    assert script("plan", *TINY[:-1], "--policy", policy, "--memory", "100%").code == 0
+    refused(script("train", *TINY, "--policy", policy, "--host-memory", "1kB"), "pinned host memory")
 
 
 def test_the_same_bits_under_both_plans(script: Script, tmp_path: Path) -> None:

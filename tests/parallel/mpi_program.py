@@ -31,8 +31,6 @@ def main():
             found[strategy] = [sums, float(abs(state["conv.weight"]).sum())]
         if team.rank == 0:
             print("RESULT" + json.dumps(found), flush=True)
-        if sys.argv[1:] == ["raise"] and team.rank == 1:
-            raise MemoryError("no bytes left")
         if sys.argv[1:] == ["stop"] and team.rank == 1:
             os.kill(os.getpid(), 19)
         if sys.argv[1:]:

@@ -30,11 +30,7 @@ def test_processes_end_with_the_same_bits_as_each_other_and_as_threads(ranks):
             assert sums[0] == checksum(expected), strategy
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [("raise", "error: rank 1 failed: MemoryError: no bytes left"), ("stop", "error: rank 1 was lost")],
-)
-def test_a_failing_and_a_silent_rank_end_all_and_are_named_once(how, words):
-    ended = mpiexec(3, PROGRAM, how)
+def test_a_silent_rank_ends_all_and_is_named_once():
+    ended = mpiexec(3, PROGRAM, "stop")
     assert ended.code == 5
-    assert ended.err.count(words) == 1 and ended.seconds < 60
+    assert ended.err.count("error: rank 1 was lost") == ended.err.count("error: ") == 1 and ended.seconds < 60

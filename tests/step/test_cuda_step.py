@@ -1,0 +1,190 @@
+"""Whole training steps on a GPU: every plan has the bits of keep, memory is what was predicted, PyTorch agrees."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import layup
+import minidnn
+import models
+from layup.policies import POLICIES
+from minidnn.capture import CapturingExecutor
+from minidnn.errors import DoesNotFit, UserError
+from minidnn.scalars import Scaling
+from minidnn.schedule.plan import PlanError, Reuse
+from minidnn.state import LOSS_SCALING
+
+pytestmark = pytest.mark.gpu
+OPTIMIZER = minidnn.SGD(lr=0.01, momentum=0.9, weight_decay=1e-4)
+GPU = "cuda:0"
+
+
+@pytest.fixture(autouse=True)
+def cupy():
+    module = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
+    if not module.cuda.is_available():
+        pytest.skip("no usable CUDA device")
+    yield module
+    gc.collect()
+
+
+def batches(graph, count, classes=10):
+    rng = np.random.default_rng(5)
+    shape = graph.inputs[0].shape
+    return [(rng.standard_normal(shape, np.float32), rng.integers(0, classes, shape[0])) for _ in range(count)]
+
+
+def train(step, data):
+    results = [step.run(x, y) for x, y in data]
+    losses = [result.loss for result in results]
+    return losses, {**step.state_dict(), **step.optimizer_state_dict()}
+
+
+def assert_same(one, other):
+    assert one[0] == other[0]
+    for name, array in other[1].items():
+        np.testing.assert_array_equal(one[1][name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("arch", ["resnet50", "vgg16"])
+def test_every_policy_has_the_bits_of_keep(arch, precision):
+    graph = models.build(arch, batch=8, image_size=64, classes=10)
+    data = batches(graph, 5)
+    same = {"device": GPU, "optimizer": OPTIMIZER, "precision": precision}
+    keep = minidnn.compile(graph, **same)
+    expected, recipe, reserved = train(keep, data), keep.recipe, keep.profile.reserved_bytes
+    keep.close()
+    assert np.isfinite(expected[0]).all()
+    seen = 0
+    for policy in POLICIES:
+        memory = None if policy in ("keep", "naive") else reserved * 85 // 100
+        try:
+            step = layup.compile(graph, memory, policy=policy, recipe=recipe, **same)
+        except DoesNotFit:
+            continue
+        assert_same(train(step, data), expected)
+        seen += memory is not None
+        step.close()
+    assert seen >= 3, "too few policies fit"
+
+
+def test_capture_off_and_a_second_run_have_the_same_bits():
+    graph = models.build("resnet20", batch=32)
+    data = batches(graph, 6)
+    steps = [minidnn.compile(graph, device=GPU, optimizer=OPTIMIZER, precision="bf16", capture="on")]
+    recipe = steps[0].recipe
+    how = {"device": GPU, "optimizer": OPTIMIZER, "precision": "bf16", "recipe": recipe}
+    steps += [minidnn.compile(graph, **how), minidnn.compile(graph, capture="off", **how)]
+    assert isinstance(steps[1].executor, CapturingExecutor) and not isinstance(steps[2].executor, CapturingExecutor)
+    outcomes = [train(step, data) for step in steps]
+    assert len(steps[0].executor._graphs) == 2
+    for outcome in outcomes[1:]:
+        assert_same(outcome, outcomes[0])
+    for step in steps:
+        step.close()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_what_is_predicted_is_what_is_measured(precision):
+    graph = models.build("resnet20", batch=16)
+    for plan in (minidnn.keep(), minidnn.naive()):
+        step = minidnn.compile(graph, plan, device=GPU, optimizer=OPTIMIZER, precision=precision)
+        x, y = batches(graph, 1)[0]
+        train(step, [(x, y)])
+        before = train(step, [])[1]
+        step.verify(x, y)
+        assert step.measured.peak_bytes == step.profile.peak_bytes
+        assert step.measured.reserved_bytes == step.profile.reserved_bytes
+        assert_same(train(step, []), ([], before))
+        step.close()
+
+
+def test_a_step_allocates_nothing_and_closing_gives_all_back(cupy):
+    free = cupy.cuda.runtime.memGetInfo()[0]
+    graph = models.build("resnet20", batch=128)
+    step = minidnn.compile(graph, device=GPU, precision="tf32")
+    data = batches(graph, 2)
+    train(step, data * 3)
+    outside = step.executor.device.outside_bytes()
+    train(step, data * 3)
+    assert step.executor.device.outside_bytes() == outside
+    assert cupy.get_default_memory_pool().total_bytes() == 0
+    reserved = step.profile.reserved_bytes
+    held = cupy.cuda.runtime.memGetInfo()[0]
+    step.close()
+    gc.collect()
+    assert cupy.cuda.runtime.memGetInfo()[0] - held > reserved - (4 << 20)
+    assert free > 0
+
+
+def test_an_overflow_in_half_precision_skips_the_update_on_the_device():
+    graph = models.build("resnet20", batch=16)
+    step = minidnn.compile(graph, device=GPU, optimizer=OPTIMIZER, precision="fp16")
+    data = batches(graph, 4)
+    train(step, data)
+    optimizer = step.optimizer_state_dict()
+    assert optimizer[LOSS_SCALING][Scaling.GOOD] + 100 * optimizer[LOSS_SCALING][Scaling.SKIPPED] >= 4
+    optimizer[LOSS_SCALING] = np.array([2.0**40, 3, 1, 0], np.float32)
+    step.load_optimizer_state_dict(optimizer)
+    before = {p.name: step.state_dict()[p.name] for p in graph.parameters if p.trainable}
+    loss = step.run(*data[0]).loss
+    assert np.isfinite(loss)
+    after = step.state_dict()
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array, err_msg=name)
+    assert list(step.optimizer_state_dict()[LOSS_SCALING]) == [2.0**39, 0, 1, 1]
+    step.close()
+
+
+def test_what_cannot_be_done_is_refused_by_name():
+    graph = models.build("resnet20", batch=16)
+    with pytest.raises(UserError, match="fp64"):
+        minidnn.compile(graph, device=GPU, precision="fp64")
+    with pytest.raises(UserError, match="does not exist"):
+        minidnn.compile(graph, device="cuda:99")
+    with pytest.raises(DoesNotFit):
+        minidnn.compile(graph, device=GPU, memory="1MiB")
+    with pytest.raises(PlanError, match="loss scaling"):
+        minidnn.compile(graph, minidnn.Plan(reuse=Reuse(layerwise_update=True)), device=GPU, precision="fp16")
+
+
+@pytest.mark.parametrize(("arch", "batch"), [("resnet50", 16), ("vgg16_bn", 8)])
+def test_pytorch_agrees_in_fp32(arch, batch):
+    """Gradients of step one and the losses of 20 steps, from PyTorch's weights, within 1e-4."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from rivals import Rival
+
+    graph = models.build(arch, batch=batch, image_size=96, classes=10)
+    for node in graph.nodes:  # masks of dropout cannot agree
+        if node.layer.kind == "dropout":
+            node.layer = type(node.layer)(0.0)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.manual_seed(0)
+    rival = Rival(graph).cuda().train()
+    theirs = {name.removeprefix("parts."): value for name, value in rival.state_dict().items()}
+    names = {p.name: f"{p.name.removesuffix('.' + p.key).replace('.', '_')}.{p.key}" for p in graph.parameters}
+    step = minidnn.compile(graph, device=GPU, optimizer=minidnn.SGD(lr=1e-3, momentum=0.9))
+    shapes = {name: array.shape for name, array in step.state_dict().items()}
+    step.load_state_dict({n: theirs[names[n]].detach().cpu().numpy().reshape(shapes[n]) for n in names})
+    data = batches(graph, 4)
+    gradients = step.gradients(*data[0])
+    step.load_state_dict({n: theirs[names[n]].detach().cpu().numpy().reshape(shapes[n]) for n in names})
+    optimizer = torch.optim.SGD(rival.parameters(), lr=1e-3, momentum=0.9)
+    losses = []
+    for number in range(20):
+        x, y = data[number % len(data)]
+        optimizer.zero_grad()
+        loss = rival(torch.from_numpy(x.transpose(0, 3, 1, 2).copy()).cuda(), torch.from_numpy(y).cuda())
+        loss.backward()
+        if number == 0:
+            parameters = {name.removeprefix("parts."): p.grad for name, p in rival.named_parameters()}
+            expected = {n: parameters[names[n]].cpu().numpy() for n in gradients}
+        optimizer.step()
+        losses.append(float(loss))
+    whole = [np.concatenate([np.ravel(g[n]).astype(np.float64) for n in gradients]) for g in (gradients, expected)]
+    assert np.linalg.norm(whole[0] - whole[1]) <= 1e-4 * np.linalg.norm(whole[1])
+    found = [step.run(*data[number % len(data)]).loss for number in range(20)]
+    np.testing.assert_allclose(found, losses, rtol=1e-4)
+    step.close()
