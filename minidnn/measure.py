@@ -135,7 +135,8 @@ def _values(row: Instruction) -> tuple[Value, ...]:
 def _view(arrays: Mapping[Buffer, Bytes], value: Value) -> NDArray[Any]:
     spec: TensorSpec = value.spec
     part = arrays[value.buffer][value.offset : value.offset + spec.nbytes]
-    return part.view(numpy_dtype(spec.dtype)).reshape(spec.shape)
+    array: NDArray[Any] = part.view(numpy_dtype(spec.dtype)).reshape(spec.shape)
+    return array
 
 
 def _execute(

@@ -313,8 +313,9 @@ class Maker:
                               tag="nesterov" if nesterov else ""))  # fmt: skip
         skip = scalars.copy()
         skip[5] = 0
-        cases.append(Case("sgd_momentum_update", (weight, velocity), (gradient, skip), {**decay, "momentum": 0.9, "nesterov": False},
-                          lambda: (weight, velocity), updates=True, tag="not finite"))  # fmt: skip
+        plain = {**decay, "momentum": 0.9, "nesterov": False}
+        cases.append(Case("sgd_momentum_update", (weight, velocity), (gradient, skip), plain, lambda: (weight, velocity),
+                          updates=True, tag="not finite"))  # fmt: skip
         bad, pieces = gradient.copy(), np.array_split(gradient, 3)
         bad[n // 2] = np.inf
         state = np.array([8, 4, 1, 0], self.dtype)

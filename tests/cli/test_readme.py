@@ -33,7 +33,17 @@ def test_the_table_is_what_the_first_command_predicts(script: Script, readme: st
 def test_the_first_command_has_a_budget_that_naive_would_not_fit(script: Script, readme: str) -> None:
     assert "--memory" in first_command(readme)
     done = script("train", *first_command(readme), "--policy", "naive", "--dry-run")
-    assert done.code == 2 and "the smallest budget that runs" in done.err
+    assert done.code == 2 and "no plan of policy naive fits" in done.err
+    done = script("train", *first_command(readme), "--policy", "keep", "--dry-run")
+    assert done.code == 2 and "no plan of policy keep fits" in done.err
+
+
+def test_the_first_command_names_layers_that_it_offloads_and_recomputes(script: Script, readme: str) -> None:
+    done = script("train", *first_command(readme), "--dry-run")
+    for what in ("offloaded", "recomputed"):
+        (shown,) = re.findall(rf"^(\d+ layers {what}, such as \S+) ", readme, re.M)
+        (printed,) = re.findall(rf"^(\d+ layers {what}, such as \S+) ", done.out, re.M)
+        assert shown == printed
 
 
 def test_the_example_runs(readme: str, capsys: pytest.CaptureFixture[str]) -> None:
