@@ -61,6 +61,7 @@ class Unit(NamedTuple):
     footprint: int
     stored: int
     workspace_bytes: int
+    recompute_workspace: int
     offload_seconds: float
     prefetch_seconds: float
 
@@ -94,7 +95,8 @@ class Costs:
         forward_ends, forward_row_ends: seconds and rows until a node's forward has ended.
         out_seconds, back_seconds, first_readers, last_readers: by key.
         around: by position (N forward, then N backward, last node first): bytes alive besides the keys: parameters,
-            gradients, workspaces, the batch.
+            gradients, workspaces, the batch. entry: the same where a node's rows begin, without its own workspace and results.
+        input_seconds: until the batch is where the first layer reads it.
         step_seconds, peak_bytes: compute time of a step under ``keep``, and most bytes alive.
     """
 
@@ -109,21 +111,23 @@ class Costs:
         self.forward_rows, self.backward_rows = [0] * count, [0] * count
         self._workspace = [0] * count
         self._kernels: list[dict[str, float]] = [{} for _ in nodes]  # forward seconds by kernel
-        self._alive = [0] * (2 * count)  # by position
+        self._alive, self._entry = [0] * (2 * count), [0] * (2 * count)  # by position
+        self._forward_workspace = [0] * count
+        self.input_seconds = 0.0
         self._read_rows(rows, base_bytes)
-        self.forward_ends, self.forward_row_ends = (
-            list(accumulate(self.forward_seconds)),
-            list(accumulate(self.forward_rows)),
-        )
+        self.forward_ends = list(accumulate(self.forward_seconds, initial=self.input_seconds))[1:]
+        self.forward_row_ends = list(accumulate(self.forward_rows))
         self.unit_of, self.keys, self.units = self._units()
         self.reversed_units = self.units[::-1]
         self.first_readers, self.last_readers = [k.first_reader for k in self.keys], [k.last_reader for k in self.keys]
         self.out_seconds = [gpu.copy_seconds(key.nbytes, "d2h") for key in self.keys]
         self.back_seconds = [gpu.copy_seconds(key.nbytes, "h2d") for key in self.keys]
         self.layers = tuple(self._layer(node) for node in nodes)
-        self.step_seconds = sum(self.forward_seconds) + sum(self.backward_seconds)
+        self.step_seconds = self.input_seconds + sum(self.forward_seconds) + sum(self.backward_seconds)
         self.peak_bytes = max(self._alive)
-        self.around: NDArray[np.int64] = np.array(self._alive, np.int64) - self._keys_alive()
+        keys_alive = self._keys_alive()
+        self.around: NDArray[np.int64] = np.array(self._alive, np.int64) - keys_alive
+        self.entry: list[int] = (np.array(self._entry, np.int64) - keys_alive).tolist()
 
     def position(self, backward_node: int) -> int:
         """Position of a node's backward."""
@@ -133,21 +137,30 @@ class Costs:
         """Attribute every row to the forward or backward of a node. ADD and UPDATE rows belong to the backward before them."""
         index = {node.name: node.index for node in self.nodes}
         precision = self.analysis.precision.name
-        forward, at = True, 0
+        forward, at = True, -1
         curve = live_curve(rows, base_bytes)
+        before = base_bytes  # alive before the ALLOC rows of the next row
         for row, alive in zip(rows, curve, strict=True):
-            if row.op in (Op.ALLOC, Op.FREE):
+            if row.op is Op.ALLOC:
+                continue
+            if row.op is Op.FREE:
+                before = alive
                 continue
             if row.op is Op.FORWARD:
                 at = index[row.target]
             elif row.op in _BACKWARD:
                 forward, at = False, index[row.target]
-            position = at if forward else self.position(at)
+            position = max(at, 0) if forward else self.position(at)
+            if not self._alive[position]:
+                self._entry[position] = before
             self._alive[position] = max(self._alive[position], alive)
+            before = alive
             if row.stream != COMPUTE:
                 continue
             seconds = row_seconds(row, self.gpu, precision)
-            if forward:
+            if at < 0:
+                self.input_seconds += seconds
+            elif forward:
                 self.forward_seconds[at] += seconds
                 self.forward_rows[at] += 1
                 if row.op is Op.FORWARD:
@@ -157,7 +170,10 @@ class Costs:
                 self.backward_seconds[at] += seconds
                 self.backward_rows[at] += row.op is not Op.UPDATE  # by which distances count
             if row.workspace is not None:
-                self._workspace[at] = max(self._workspace[at], row.workspace.spec.nbytes)
+                nbytes = row.workspace.spec.nbytes
+                self._workspace[at] = max(self._workspace[at], nbytes)
+                if forward:
+                    self._forward_workspace[at] = max(self._forward_workspace[at], nbytes)
 
     def _units(self) -> tuple[list[int], tuple[Key, ...], tuple[Unit, ...]]:
         analysis = self.analysis
@@ -222,6 +238,7 @@ class Costs:
             sum(keys[k].footprint for k in own),
             sum(keys[k].footprint for k in stored),
             max(self._workspace[node.index] for node in members),
+            round_up(max(self._forward_workspace[node.index] for node in members)),
             sum(self.gpu.copy_seconds(keys[k].nbytes, "d2h") for k in moved),
             sum(self.gpu.copy_seconds(keys[k].nbytes, "h2d") for k in moved),
         )

@@ -137,7 +137,11 @@ def estimate(costs: Costs, decisions: Decisions, slack: float = 1.0) -> Estimate
                 until = max(until, gone)
             change[until + 1] -= footprint
             change[turned - back] += footprint
-    peak = int((np.cumsum(change)[:-1] + costs.around).max())
+    live = np.cumsum(change)[:-1]
+    peak = int((live + costs.around).max())
+    for unit, at in zip(costs.units, need.remade, strict=True):
+        if at >= 0 and unit.recompute_workspace:
+            peak = max(peak, int(live[turned - at]) + costs.entry[turned - at] + unit.recompute_workspace)
     host = sum([costs.keys[k].footprint for k in moves.keys])
     return Estimate(time.end + moves.seconds, peak, host)
 

@@ -416,6 +416,10 @@ def test_ranks_that_would_not_train_one_net_are_refused_with_one_sentence():
         ({"strategy": "ring", "device": "cuda:0"}, "the strategy ring does not run on cuda:0 in this version"),
         ({"strategy": "ring", "plan": Plan(reuse=Reuse(layerwise_update=True))}, "layerwise_update cannot be combined"),
         ({"strategy": "tree", "plan": Plan(streamed=("*",))}, "streamed parameters cannot be combined with .* tree"),
+        (
+            {"strategy": "ring", "precision": "fp16", "device": None},
+            "precision fp16 .* the strategy ring does not share",
+        ),
         ({"strategy": "ring", "communicator": InProcess.group(5)[0]}, "global batch of 4 is smaller than the 5 ranks"),
     ],
 )
@@ -446,12 +450,12 @@ def test_layup_plans_under_a_budget_beside_a_strategy(strategy):
 
 def test_sixteen_bit_weights_are_planned_with_an_nth_of_the_master_copy():
     step = minidnn.compile(
-        nets.chain(8), strategy="ring", communicator=InProcess.group(2)[1], device=None, precision="fp16",
+        nets.chain(8), strategy="ring", communicator=InProcess.group(2)[1], device=None, precision="bf16",
         optimizer=nets.MOMENTUM,
     )  # fmt: skip
     sizes = {b.name: b.nbytes for b in step.program.persistent.buffers}
-    line = next(line for line in step.program.persistent.lines if line.dtype == "float16")
-    assert sizes["parameters.float16"] == 2 * line.size and sizes["master.float16"] == 4 * line.size // 2
+    line = next(line for line in step.program.persistent.lines if line.dtype == "bfloat16")
+    assert sizes["parameters.bfloat16"] == 2 * line.size and sizes["master.bfloat16"] == 4 * line.size // 2
     schedule = step.program["train"]
     assert verify(schedule.rows, schedule.offsets, previous=schedule.rows) == []
 
