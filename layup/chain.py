@@ -51,7 +51,10 @@ def chain(context: Context) -> list[tuple[Plan, Estimate]]:
     search.add_all(search.families())
     search.blend()
     search.polish()
-    return [(to_plan(context.costs, p.decisions, "auto", p.slack), p.found) for p in search.front()]
+    found = [(to_plan(context.costs, p.decisions, "auto", p.slack), p.found) for p in search.front()]
+    squeezed = [OFFLOAD if unit.stored else RECOMPUTE for unit in context.costs.units]
+    last = search.add(squeezed, 0.0)  # with all that is small: only where nothing else does
+    return found if last is None else [*found, (to_plan(context.costs, squeezed, "auto", 0.0), last.found)]
 
 
 def leanest(context: Context) -> Plan:
@@ -111,7 +114,7 @@ class _Search:
         """Decisions and timings, the extremes first. A very deep net gets fewer, since one estimate takes longer."""
         units = self.costs.units
         default = [KEEP if unit.stored else RECOMPUTE for unit in units]
-        everything = [OFFLOAD if unit.stored else RECOMPUTE for unit in units]
+        everything = [OFFLOAD if unit.stored and _worth_moving(unit) else RECOMPUTE for unit in units]
         yield default, 1.0
         for slack in SLACKS:
             yield everything, slack
@@ -155,8 +158,10 @@ class _Search:
         largest = max((self.costs.units[i].footprint for i in dropped), default=0)
         while dropped and total / parts > largest:
             stored = checkpoints(self.costs, total / parts, self.cuts, dropped)
-            for how in (OFFLOAD, KEEP) if self.context.offload_bytes else (KEEP,):
-                yield [how if i in stored and d is RECOMPUTE else d for i, d in enumerate(decisions)]
+            small = {i for i in stored if not _worth_moving(self.costs.units[i])}
+            for moved in (stored - small, set()) if self.context.offload_bytes else (set(),):
+                cut = [KEEP if i in stored and d is RECOMPUTE else d for i, d in enumerate(decisions)]
+                yield [OFFLOAD if i in moved and d is KEEP else d for i, d in enumerate(cut)]
             parts *= factor
 
     # -- blends and polish ------------------------------------------------------------------------------------------

@@ -291,7 +291,9 @@ def _run_in_place(
     step.settle()
     before = {buffer: device.get(view) for buffer, view in whole.items()}
     slot = (persistent.slot, persistent.other_slot)[executor.slot()]
-    step.fill_slot(name, {persistent.slot: executor.slot_bytes(slot)}, x, y)
+    batch = executor.slot_bytes(slot)
+    batch[:] = 0xFF  # as in the copy: what lies between labels and pixels travels, too
+    step.fill_slot(name, {persistent.slot: batch}, x, y)
     device.synchronize()
     start = device.seconds()
     executor.run(name)

@@ -28,7 +28,7 @@ from minidnn.errors import UserError
 from minidnn.kernels import cuda_kernels
 from minidnn.kernels.cuda_launch import SCRATCH_BYTES, Launcher, Library
 from minidnn.kernels.cudnn import Convolution, own
-from minidnn.kernels.cudnn_tune import Tuner
+from minidnn.kernels.cudnn_tune import EngineCache, Tuner, cache_folder
 from minidnn.schedule.instruction import COMPUTE, HOST, STREAMS
 from minidnn.schedule.recipe import Engine
 from minidnn.spec import TensorSpec
@@ -187,7 +187,9 @@ class CudaDevice:
         if self.cudnn is None:
             return own(problem)
         if self._tuner is None:
-            self._tuner = Tuner(self._cupy, self.cudnn, self._streams[COMPUTE])
+            versions = self.versions()
+            what = " ".join(versions[name] for name in ("gpu", "cudnn", "cudnn_frontend"))
+            self._tuner = Tuner(self._cupy, self.cudnn, self._streams[COMPUTE], EngineCache(cache_folder(), what))
         return self._tuner.fastest(problem, workspace_limit, numpy_dtype(problem.dtype))
 
     # -- running ----------------------------------------------------------------------------------------------------

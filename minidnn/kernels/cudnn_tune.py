@@ -6,14 +6,20 @@ workspace are allocated for the measurement and given back, so it belongs before
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import os
+import re
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minidnn.kernels.cudnn import OWN, Convolution, Cudnn, operand_shapes, split
+from minidnn.errors import UserError
+from minidnn.kernels.cudnn import OWN, SPLIT, Convolution, Cudnn, operand_shapes, split
 from minidnn.schedule.recipe import Engine
 
 MOST_CANDIDATES = 16
@@ -22,10 +28,47 @@ GAIN = 0.97  # a later candidate must be this much faster: below lies the spread
 BLOCK_ELEMENTS = 1 << 18
 
 
-class Tuner:
-    """Measures on one stream of the current device, that of the cuDNN handle."""
+class EngineCache:
+    """Engines measured before, in a JSON file for one GPU, cuDNN and frontend: ``folder/<what>.json``.
 
-    def __init__(self, cupy: Any, cudnn: Cudnn, stream: Any) -> None:
+    A file that cannot be read or written only costs the measuring. It never holds more than engines and their bytes.
+    """
+
+    def __init__(self, folder: Path, what: str) -> None:
+        self._path = folder / f"{re.sub(r'[^A-Za-z0-9.]+', '-', what)}.json"
+        self._found: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            data = json.loads(self._path.read_text(encoding="utf-8"))
+            self._found = data if isinstance(data, dict) else {}
+
+    def get(self, key: str) -> Engine | None:
+        """The engine of a problem, if it was measured before."""
+        try:
+            name, nbytes, options = self._found[key]
+            return Engine(str(name), int(nbytes), tuple(sorted((str(k), int(v)) for k, v in options.items())))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    def put(self, key: str, engine: Engine) -> None:
+        """Remember an engine, in the file as well: whole or not at all."""
+        self._found[key] = [engine.name, engine.workspace_bytes, dict(engine.options)]
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(self._found, indent=1), encoding="utf-8")
+            os.replace(temporary, self._path)
+
+
+def cache_folder() -> Path:
+    """Where engines are remembered: ``minidnn`` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minidnn"
+
+
+class Tuner:
+    """Measures on one stream of the current device, that of the cuDNN handle. ``cache`` has what was measured before."""
+
+    def __init__(self, cupy: Any, cudnn: Cudnn, stream: Any, cache: EngineCache | None = None) -> None:
+        self._cache = cache
         self._cupy = cupy
         self._cudnn = cudnn
         self._stream = stream
@@ -34,6 +77,9 @@ class Tuner:
     def fastest(self, problem: Convolution, workspace_limit: int | None, dtype: Any) -> Engine:
         """The fastest engine under the limit; our own kernel where cuDNN has none. Each problem is measured once."""
         key = (problem, workspace_limit)
+        name = f"{tuple(problem)} {workspace_limit} {self._cudnn.restrictions}"
+        if key not in self._found and (known := self._known(name, problem)) is not None:
+            self._found[key] = known
         if key not in self._found:
             engine = best(self._measured(problem, workspace_limit, dtype))
             if engine == OWN and problem.direction == "forward_relu":
@@ -41,7 +87,22 @@ class Tuner:
             else:
                 self._cudnn.keep_only(problem, engine)
             self._found[key] = engine
+            if self._cache is not None:
+                self._cache.put(name, engine)
         return self._found[key]
+
+    def _known(self, name: str, problem: Convolution) -> Engine | None:
+        """An engine of the cache that this cuDNN still builds with the workspace it had."""
+        engine = None if self._cache is None else self._cache.get(name)
+        if engine is None or not engine.name.startswith("cudnn"):
+            return engine
+        options = dict(engine.options)
+        if options.pop(SPLIT, None):
+            problem = problem._replace(direction="forward")
+        try:
+            return engine if self._cudnn.plan(problem, options).workspace_bytes == engine.workspace_bytes else None
+        except UserError:
+            return None
 
     def _measured(
         self, problem: Convolution, workspace_limit: int | None, dtype: Any

@@ -17,8 +17,9 @@ from minidnn.metrics import write_json
 from minidnn.request import prepare
 from minidnn.schedule.plan import Plan
 
-_DOUBTFUL = 1.25
-"""As in ``layup.planner``: candidates whose estimate exceeds the budget by more are not looked at."""
+_LARGE, _DOUBTFUL, _DOUBTFUL_IN_LARGE = 1500, 1.05, 1.01
+"""As in ``layup.planner``: units of a large net; how far an estimate may exceed what a budget leaves beside the persistent
+bytes before the candidate is not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Probes:
         least = math.inf
         host_limit = math.inf if self.net.host_memory is None else self.net.host_memory
         for number, facts in self._by_bytes(policy, n3):
-            if facts["guess_bytes"] > _DOUBTFUL * memory or (facts["bound_bytes"] > memory and least < math.inf):
+            if _hopeless(facts, memory) or (facts["bound_bytes"] > memory and least < math.inf):
                 least = min(least, max(facts["guess_bytes"], facts["bound_bytes"]) / memory)
                 continue
             for fact in ("bound_bytes", "peak_bytes", "train_bytes", "reserved_bytes"):
@@ -89,7 +90,7 @@ class Probes:
         host_limit = math.inf if self.net.host_memory is None else self.net.host_memory
         entries = sorted(self._by_bytes(policy, n3), key=lambda entry: entry[1]["bound_seconds"])
         for number, facts in entries:
-            if facts["bound_bytes"] > memory or facts["guess_bytes"] > _DOUBTFUL * memory:
+            if facts["bound_bytes"] > memory or _hopeless(facts, memory):
                 continue
             if best and facts["bound_seconds"] >= best["seconds"]:
                 continue
@@ -122,7 +123,9 @@ class Probes:
                 found[str(number)] = {
                     "bound_bytes": candidate.bounds.peak_bytes,
                     "bound_seconds": candidate.bounds.seconds,
-                    "guess_bytes": candidate.guess,
+                    "guess_bytes": candidate.guess.peak_bytes if candidate.guess else 0,
+                    "base_bytes": candidate.context.base_bytes,
+                    "units": len(candidate.context.costs.units),
                     "keep_seconds": candidate.context.costs.step_seconds,
                     "policy": candidate.plan.policy,
                 }
@@ -157,6 +160,11 @@ class Probes:
                 candidates = [Candidate(context, _whole(candidate.plan), candidate.guess) for candidate in candidates]
             self._open = ((policy, n3), candidates)
         return self._open[1]
+
+
+def _hopeless(facts: dict[str, Any], memory: int) -> bool:
+    base, margin = facts["base_bytes"], _DOUBTFUL_IN_LARGE if facts["units"] > _LARGE else _DOUBTFUL
+    return bool(facts["guess_bytes"] - base > margin * max(memory - base, 0))
 
 
 def _whole(plan: Plan) -> Plan:
