@@ -157,7 +157,10 @@ def _planner(
 
 def _choose(planner: Planner, memory: int | str | None) -> Planned:
     context = planner.context
-    budget = None if memory is None else parse_bytes(memory, whole=lambda: planner.keep.program.reserved_bytes)
+    if memory is None:
+        budget = context.request.device_budget(None)
+    else:
+        budget = parse_bytes(memory, whole=lambda: planner.keep.program.reserved_bytes)
     chosen = planner.select(budget, context.host_memory)
     if chosen is None:
         raise refuse(planner, budget, context.host_memory)

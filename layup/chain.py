@@ -160,8 +160,8 @@ class _Search:
             stored = checkpoints(self.costs, total / parts, self.cuts, dropped)
             small = {i for i in stored if not _worth_moving(self.costs.units[i])}
             for moved in (stored - small, set()) if self.context.offload_bytes else (set(),):
-                cut = [KEEP if i in stored and d is RECOMPUTE else d for i, d in enumerate(decisions)]
-                yield [OFFLOAD if i in moved and d is KEEP else d for i, d in enumerate(cut)]
+                kept = {i: OFFLOAD if i in moved else KEEP for i in stored}
+                yield [kept.get(i, d) if d is RECOMPUTE else d for i, d in enumerate(decisions)]
             parts *= factor
 
     # -- blends and polish ------------------------------------------------------------------------------------------

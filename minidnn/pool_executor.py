@@ -117,20 +117,28 @@ class PoolExecutor(Executor):
         """Run one schedule, row by row, and return a completed event."""
         bound = self.bound(name)
         parity = self._runs % BATCHES_IN_FLIGHT
-        for row in bound.schedule.rows:
-            if row.op is Op.ALLOC:
-                assert row.buffer is not None
-                self._allocate(row.buffer)
-            elif row.op is Op.FREE:
-                assert row.buffer is not None
-                self._free(row.buffer)
-            elif row.op is not Op.HOLD:
-                self._launch(row, bound, parity)
+        try:
+            for row in bound.schedule.rows:
+                self._step(row, bound, parity)
+        except BaseException:
+            for buffer in [buffer for buffer in self._arrays if not buffer.persistent]:
+                self._free(buffer)  # a failed step leaves nothing behind
+            raise
         self.device.synchronize()
         self._runs += 1
         event = EmulatedEvent()
         event.done = True
         return event
+
+    def _step(self, row: Instruction, bound: BoundSchedule, parity: int) -> None:
+        if row.op is Op.ALLOC:
+            assert row.buffer is not None
+            self._allocate(row.buffer)
+        elif row.op is Op.FREE:
+            assert row.buffer is not None
+            self._free(row.buffer)
+        elif row.op is not Op.HOLD:
+            self._launch(row, bound, parity)
 
     def _launch(self, row: Instruction, bound: BoundSchedule, parity: int) -> None:
         operands = [

@@ -15,7 +15,7 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="P",
         help="precisions in which torch.compile runs, too",
     )
+    add(
+        "--layouts",
+        nargs="+",
+        choices=("first", "last"),
+        default=["first", "last"],
+        help="channels, in PyTorch's eager mode",
+    )
     add("--nondeterministic", action="store_true", help="allow engines that add in a varying order")
     add("--capture", choices=("auto", "on", "off"), default="auto")
     add("--fusions", nargs="*", metavar="NAME", help="default: all that pay; none: --fusions without a name")
@@ -64,27 +71,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(args.batch_size) not in (1, len(args.arch)):
         raise UserError(f"{len(args.batch_size)} batch sizes for {len(args.arch)} models: give one, or one for each")
     sizes = args.batch_size * (len(args.arch) if len(args.batch_size) == 1 else 1)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for arch, batch in zip(args.arch, sizes, strict=True):
         for precision in args.precision:
             graph = models.build(arch, batch=batch, image_size=args.image_size, blocks=args.blocks)
-            rows.append(measure(graph, arch, precision, args))
-            print(line(rows[-1]), flush=True)
-    if args.json is not None:
-        write_json(args.json, {"rows": rows, **provenance(0), "command": provenance()["command"]})
+            rows.append({"arch": arch, "batch": batch, "precision": precision})
+            measure(graph, rows[-1], args, lambda: save(args.json, rows))
     return 0
 
 
-def measure(graph: Graph, arch: str, precision: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One model in one precision: ours, then the rivals."""
-    row: dict[str, Any] = {"arch": arch, "batch": graph.inputs[0].shape[0], "precision": precision}
-    row["minidnn"] = ours(graph, precision, args)
-    gc.collect()
-    if args.against:
-        from rivals import rivals
+def save(path: Path | None, rows: list[dict[str, Any]]) -> None:
+    """Write what was measured so far: a run that is cut short leaves that."""
+    if path is not None:
+        write_json(path, {"rows": rows, **provenance(0)})
 
-        row["torch"] = rivals(graph, precision, args.steps, args.repeats, precision in args.compiled)
-    return row
+
+def measure(graph: Graph, row: dict[str, Any], args: argparse.Namespace, done: Callable[[], None]) -> None:
+    """One model in one precision: ours, then the rivals, each printed and saved as soon as it is known."""
+    row["minidnn"] = ours(graph, row["precision"], args)
+    print(line(row), flush=True)
+    done()
+    gc.collect()
+    if not args.against:
+        return
+    from rivals import rivals
+
+    compiled = row["precision"] in args.compiled
+    row["torch"] = {}
+    for name, outcome in rivals(graph, row["precision"], args.steps, args.repeats, compiled, args.layouts):
+        row["torch"][name] = outcome
+        speed, memory = outcome["images_per_second"], outcome["peak_bytes"] / 2**30
+        print(f"    PyTorch {name}: {speed:,.0f} images/s, {memory:.2f} GiB", flush=True)
+        done()
 
 
 def ours(graph: Graph, precision: str, args: argparse.Namespace) -> dict[str, Any]:

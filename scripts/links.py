@@ -45,7 +45,7 @@ def measure(cupy: Any) -> dict[str, float]:
 
 def _seconds(cupy: Any, streams: Sequence[Any], works: Sequence[Callable[[], None]]) -> float:
     """Median time of all works together, on the streams' own clock."""
-    found = []
+    found: list[float] = []
     for _ in range(REPEATS):
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
         for stream in streams:
@@ -60,4 +60,4 @@ def _seconds(cupy: Any, streams: Sequence[Any], works: Sequence[Callable[[], Non
         end.record(streams[0])
         end.synchronize()
         found.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
-    return statistics.median(found)
+    return float(statistics.median(found))

@@ -1,4 +1,4 @@
-"""Measure what a net's rows cost on a GPU, and write a profile: python scripts/measure_costs.py -a resnet50 -b 128 --output h200.json
+"""Measure what a net's rows cost on a GPU, into a profile: python scripts/measure_costs.py -a resnet50 -b 128 --output h200.json
 
 The profile has the link and memory rates of this machine and the time of every kernel call of a training step, so
 ``--profile FILE`` then plans and predicts with measured times. Each call is repeated in a captured graph on the operands

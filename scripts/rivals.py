@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -155,14 +155,18 @@ def rival(
     }  # fmt: skip
 
 
-def rivals(graph: Graph, precision: str, steps: int, repeats: int, compiled: bool) -> dict[str, dict[str, Any]]:
-    """Eager in both layouts, and the better one compiled."""
-    found = {
-        name: rival(graph, precision, channels_last=last, compiled=False, steps=steps, repeats=repeats)
-        for name, last in (("eager", False), ("eager channels-last", True))
-    }
+def rivals(
+    graph: Graph, precision: str, steps: int, repeats: int, compiled: bool, layouts: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Eager in the layouts asked for, then the better one compiled: by name, each as soon as it is measured."""
+    found: dict[str, float] = {}
+    for name, layout in (("eager", "first"), ("eager channels-last", "last")):
+        if layout in layouts:
+            last = layout == "last"
+            outcome = rival(graph, precision, channels_last=last, compiled=False, steps=steps, repeats=repeats)
+            found[name] = outcome["step_seconds"]
+            yield name, outcome
     if compiled:
-        last = found["eager channels-last"]["step_seconds"] <= found["eager"]["step_seconds"]
-        how = {"channels_last": last, "compiled": True, "steps": steps, "repeats": repeats}
-        found["compiled channels-last" if last else "compiled"] = rival(graph, precision, **how)
-    return found
+        last = min(found, key=lambda name: found[name]) == "eager channels-last"
+        how: dict[str, Any] = {"channels_last": last, "compiled": True, "steps": steps, "repeats": repeats}
+        yield ("compiled channels-last" if last else "compiled"), rival(graph, precision, **how)

@@ -80,7 +80,6 @@ class CudaDevice:
         self._elapsed = 0.0
         self._mark = self._timed_event()
         self._scratch = cupy.cuda.Memory(SCRATCH_BYTES)
-        self._counted = type("Counted", (cupy.cuda.Memory,), {})  # one that weak references can be made to
         compute, refused, launch = self._pointers[COMPUTE], frozenset(refuse), cupy.cuda.driver.launchKernel
         needed = not refused >= {"convolution", "matmul"}
         self.cudnn = open_cudnn(compute, precision, deterministic, refused) if needed else None
@@ -125,7 +124,8 @@ class CudaDevice:
 
     def fresh(self, nbytes: int) -> tuple[Array, object]:
         """Bytes of their own, 255 each, outside the slab, and what lives as long as any view of them. For measurements."""
-        memory = self._counted(nbytes)
+        counted = type("Counted", (self._cupy.cuda.Memory,), {})  # weak references to it can be made
+        memory = counted(nbytes)
         array = self._cupy.ndarray((nbytes,), np.dtype(np.uint8), self._cupy.cuda.MemoryPointer(memory, 0))
         self._runtime.memset(memory.ptr, 0xFF, nbytes)
         self._runtime.deviceSynchronize()

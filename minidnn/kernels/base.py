@@ -12,6 +12,7 @@ Shapes: x (N, H, W, C), y (N, P, Q, K), convolution weight (K, R, S, C / groups)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 Array = Any
@@ -144,6 +145,24 @@ class Kernels(Protocol):
 
     def relu_bias_backward(self, d_bias: Array, dz: Array, dy: Array, y: Array) -> None:
         """dz, and d_bias = the sum of dz over every axis but the last. dz may be dy."""
+
+    def batch_norm_statistics_running(
+        self,
+        mean: Array,
+        rstd: Array,
+        running_mean: Array,
+        running_var: Array,
+        num_batches_tracked: Array,
+        x: Array,
+        old_mean: Array,
+        old_var: Array,
+        old_tracked: Array,
+        *,
+        eps: float,
+        momentum: float,
+        count: int,
+    ) -> None:
+        """batch_norm_statistics, and batch_norm_running from the old averages, which may be the same arrays."""
 
     def batch_norm_relu(self, y: Array, x: Array, mean: Array, rstd: Array, weight: Array, bias: Array) -> None:
         """y = max(batch_norm_apply, 0). y may be x."""
@@ -309,6 +328,13 @@ class Kernels(Protocol):
 
     # -- optimizers: on flat (n,) slices; PyTorch's definitions; scalars as in minidnn.scalars ----------------------
     # Nothing changes where scalars[FINITE] is 0.
+    def update_all(self, *operands: Array, kernel: str, count: int, narrow: bool, settings: Mapping[str, Any]) -> None:
+        """Updates ``count`` slices by ``kernel``(weight, state ..., gradient, scalars, **settings).
+
+        Operands: all weights, all of each state, ``narrow``: all 16-bit weights, which become the weights rounded; all
+        gradients; the scalars.
+        """
+
     def sgd_update(self, weight: Array, gradient: Array, scalars: Array, *, weight_decay: float) -> None:
         """Updates: g = gradient * scalars[GRADIENT_SCALE] + weight_decay * weight; weight -= lr * g."""
 

@@ -37,6 +37,7 @@ from minidnn.kernels.cuda_norm import (
     batch_norm_inference,
     batch_norm_running,
     batch_norm_statistics,
+    batch_norm_statistics_running,
     channel_sum,
     lrn_backward,
     lrn_forward,
@@ -50,6 +51,7 @@ from minidnn.kernels.cuda_optim import (
     scale_loss,
     sgd_momentum_update,
     sgd_update,
+    update_all,
 )
 from minidnn.kernels.cuda_pointwise import (
     add_forward,
@@ -82,13 +84,14 @@ __all__ = [
     "batch_norm_add_relu_backward_weight", "batch_norm_add_relu_backward_weight_sum", "batch_norm_apply",
     "batch_norm_backward_data", "batch_norm_backward_weight", "batch_norm_inference", "batch_norm_relu",
     "batch_norm_relu_backward_data", "batch_norm_relu_backward_weight", "batch_norm_running",
-    "batch_norm_statistics", "channel_sum", "check_finite", "concat_backward", "concat_forward",
-    "conv2d_backward_data", "conv2d_backward_weight", "conv2d_forward", "conv2d_relu_forward", "convert", "dropout",
-    "global_avg_pool_backward", "global_avg_pool_forward", "linear_backward_data", "linear_backward_weight",
-    "linear_forward", "lrn_backward", "lrn_forward", "max_pool_backward", "max_pool_forward", "max_pool_inference",
-    "relu_backward", "relu_bias_backward", "relu_forward", "scale_loss", "sgd_momentum_update", "sgd_update",
-    "softmax_cross_entropy_backward", "softmax_cross_entropy_forward", "subsample_backward_data",
-    "subsample_backward_weight", "subsample_forward", "tanh_backward", "tanh_forward",
+    "batch_norm_statistics", "batch_norm_statistics_running", "channel_sum", "check_finite", "concat_backward",
+    "concat_forward", "conv2d_backward_data", "conv2d_backward_weight", "conv2d_forward", "conv2d_relu_forward",
+    "convert", "dropout", "global_avg_pool_backward", "global_avg_pool_forward", "linear_backward_data",
+    "linear_backward_weight", "linear_forward", "lrn_backward", "lrn_forward", "max_pool_backward",
+    "max_pool_forward", "max_pool_inference", "relu_backward", "relu_bias_backward", "relu_forward", "scale_loss",
+    "sgd_momentum_update", "sgd_update", "softmax_cross_entropy_backward", "softmax_cross_entropy_forward",
+    "subsample_backward_data", "subsample_backward_weight", "subsample_forward", "tanh_backward", "tanh_forward",
+    "update_all",
 ]  # fmt: skip
 
 

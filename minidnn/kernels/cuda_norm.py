@@ -39,6 +39,23 @@ def batch_norm_statistics(on: Launcher, mean: Array, rstd: Array, x: Array, *, e
     )  # fmt: skip
 
 
+def batch_norm_statistics_running(
+    on: Launcher, mean: Array, rstd: Array, running_mean: Array, running_var: Array, num_batches_tracked: Array,
+    x: Array, old_mean: Array, old_var: Array, old_tracked: Array, *, eps: float, momentum: float, count: int,
+) -> Work:  # fmt: skip
+    rows, channels = rows_of(x)
+    names = ("batch_norm_statistics_partial", "batch_norm_statistics_running_final")
+    averages = [running_mean, running_var, num_batches_tracked, old_mean, old_var, old_tracked]
+    constants = [float64(eps), float64(momentum), float64(count / max(count - 1, 1))]
+    return on.reduction(
+        "norm", names, 2, rows, channels, str(x.dtype), access(x, extents=(channels,)), [x, int64(rows), int32(channels)],
+        lambda blocks, lanes: [
+            mean, rstd, *averages, ctypes.c_void_p(on.scratch), int64(rows), *map(int32, (channels, blocks, lanes)),
+            *constants,
+        ],
+    )  # fmt: skip
+
+
 def batch_norm_apply(on: Launcher, y: Array, x: Array, mean: Array, rstd: Array, weight: Array, bias: Array) -> Work:
     rows, channels = rows_of(x)
     arguments = [y, x, mean, rstd, weight, bias, int64(rows), int32(channels)]

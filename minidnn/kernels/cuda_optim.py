@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from minidnn.kernels.base import Array
 from minidnn.kernels.cuda_launch import (
@@ -20,6 +22,7 @@ from minidnn.kernels.cuda_launch import (
 from minidnn.scalars import Scalar, Scaling
 
 CHECK_BLOCKS = 1024
+SLICES = 48  # of one launch, as in cuda/optim.cu
 GAP_BYTES = 128  # between two layers in a flat buffer, which stays zero
 
 
@@ -99,3 +102,55 @@ def runs(arrays: Sequence[Array]) -> list[list[Array]]:
 def adapt_scale(on: Launcher, scaling: Array, scalars: Array, *, interval: int) -> Work:
     where = map(int32, (*Scaling, Scalar.FINITE, interval))
     return on.launch("optim", "adapt_scale", "float32", SINGLE, (1,), (1,), [scaling, scalars, *where])
+
+
+class Slices(ctypes.Structure):
+    """As in ``cuda/optim.cu``: passed to the kernel by value."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p * SLICES) for name in ("weight", "first", "second", "gradient", "narrow")),
+        ("size", ctypes.c_longlong * SLICES),
+        ("end", ctypes.c_int * SLICES),
+    )
+
+
+def update_all(
+    on: Launcher, *operands: Array, kernel: str, count: int, narrow: bool, settings: Mapping[str, Any]
+) -> Work:
+    """As many slices a launch as fit its arguments."""
+    *tensors, scalars = operands
+    where = [Scalar.LR, Scalar.GRADIENT_SCALE, Scalar.FINITE]
+    s, constants = settings, list[Any]()
+    if kernel == "sgd_momentum_update":
+        constants = [float32(s["momentum"]), int32(int(s["nesterov"])), float32(s["weight_decay"])]
+    elif kernel == "sgd_update":
+        constants = [float32(s["weight_decay"])]
+    else:
+        where += [Scalar.BIAS1, Scalar.BIAS2]
+        rests = (s["beta1"], s["beta2"], 1.0 - s["beta1"], 1.0 - s["beta2"], s["eps"], s["weight_decay"])
+        constants = [*map(float32, rests)]
+    works = []
+    for begin in range(0, count, SLICES):
+        taken = [tensors[i::count] for i in range(begin, min(begin + SLICES, count))]
+        by = access(*(array for slices in taken for array in slices if array.size))
+        grid, table = _table(taken, narrow, by.width)
+        arguments = [table, scalars, *map(int32, where), *constants]
+        dtype = str(taken[0][-1].dtype)
+        works.append(on.launch("optim", f"{kernel}_all", dtype, by, (grid,), (THREADS,), arguments))
+    return Sequential(*works)
+
+
+def _table(taken: list[list[Array]], narrow: bool, width: int) -> tuple[int, Slices]:
+    """Blocks in all, and what the kernel is told of every slice."""
+    table, end = Slices(), 0
+    for i, (weight, *others) in enumerate(taken):
+        gradient, rounded = others[-1], others[-2] if narrow else None
+        state = others[: -2 if narrow else -1]
+        end += flat_blocks(int(weight.size), width)
+        table.weight[i], table.gradient[i] = int(weight.data.ptr), int(gradient.data.ptr)
+        for name, array in zip(("first", "second"), state, strict=False):
+            getattr(table, name)[i] = int(array.data.ptr)
+        if rounded is not None:
+            table.narrow[i] = int(rounded.data.ptr)
+        table.size[i], table.end[i] = int(weight.size), end
+    return end, table

@@ -105,7 +105,9 @@ class Cudnn:
         self.handle: int = cudnn.create_handle()
         cudnn.set_stream(handle=self.handle, stream=stream)
         note, kind = cudnn.numerical_note, cudnn.data_type
-        self.restrictions = f"{precision} deterministic={deterministic}"  # what decides besides a problem which engines may be
+        self.restrictions = (
+            f"{precision} deterministic={deterministic}"  # what decides besides a problem which engines may be
+        )
         self._barred = [note.DOWN_CONVERT_INPUTS, note.REDUCED_PRECISION_REDUCTION]
         if precision == "fp32":
             self._barred.append(note.TENSOR_CORE)

@@ -7,8 +7,19 @@ import numpy as np
 from minidnn.kernels.base import Array, Pair
 from minidnn.kernels.numpy_chunks import ChannelSum, Tiling, channel_sums, integer_view
 from minidnn.kernels.numpy_conv import conv2d_forward
-from minidnn.kernels.numpy_norm import batch_norm_backward_weight
+from minidnn.kernels.numpy_norm import batch_norm_backward_weight, batch_norm_running, batch_norm_statistics
 from minidnn.kernels.numpy_pointwise import relu_backward, relu_forward
+
+
+def batch_norm_statistics_running(
+    mean: Array, rstd: Array, running_mean: Array, running_var: Array, num_batches_tracked: Array, x: Array,
+    old_mean: Array, old_var: Array, old_tracked: Array, *, eps: float, momentum: float, count: int,
+) -> None:  # fmt: skip
+    batch_norm_statistics(mean, rstd, x, eps=eps)
+    for target, source in ((running_mean, old_mean), (running_var, old_var), (num_batches_tracked, old_tracked)):
+        target[...] = source
+    averages = (running_mean, running_var, num_batches_tracked)
+    batch_norm_running(*averages, mean, rstd, eps=eps, momentum=momentum, count=count)
 
 
 def batch_norm_relu(y: Array, x: Array, mean: Array, rstd: Array, weight: Array, bias: Array) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -107,3 +108,16 @@ def adam_update(
         np.divide(m, t, out=t)
         np.multiply(t, rate, out=t)
         np.subtract(weights[span], t, out=weights[span])
+
+
+def update_all(*operands: Array, kernel: str, count: int, narrow: bool, settings: Mapping[str, Any]) -> None:
+    update: Any = {"sgd_update": sgd_update, "sgd_momentum_update": sgd_momentum_update, "adam_update": adam_update}[
+        kernel
+    ]
+    *tensors, scalars = operands
+    for slice_number in range(count):
+        *state, gradient = tensors[slice_number::count]
+        rounded = state.pop() if narrow else None
+        update(*state, gradient, scalars, **settings)
+        if rounded is not None:
+            np.copyto(rounded, state[0], casting="unsafe")

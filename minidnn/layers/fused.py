@@ -20,7 +20,30 @@ from minidnn.spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNormReLU(BatchNorm):
+class FusedNorm(BatchNorm):
+    """What fused batch norms share: statistics and running averages are one row, which recomputing does not repeat."""
+
+    def forward(self, shapes: Shapes) -> tuple[Call, ...]:
+        if self.momentum is None:
+            return BatchNorm.forward(self, shapes)
+        (plain, *apply), (averages,) = BatchNorm.forward(self, shapes), BatchNorm.once(self, shapes)
+        call = plain._replace(
+            kernel="batch_norm_statistics_running",
+            writes=(*plain.writes, *averages.writes),
+            reads=("x", *averages.writes),
+            attrs=averages.attrs,
+        )
+        return (call, *apply)
+
+    def once(self, shapes: Shapes) -> tuple[Call, ...]:
+        return BatchNorm.once(self, shapes) if self.momentum is None else ()
+
+    def inference(self, shapes: Shapes) -> tuple[Call, ...]:
+        return _no_inference()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormReLU(FusedNorm):
     """y = max(weight * h + bias, 0) with BatchNorm's h. Backward makes the sign of y again from x, which it reads anyway.
 
     Passes over a tensor: 3 forward and 5 backward, where BatchNorm and ReLU one after the other take 5 and 8.
@@ -29,9 +52,6 @@ class BatchNormReLU(BatchNorm):
     def recompute(self, shapes: Shapes) -> tuple[Call, ...]:
         reads = ("x", "mean", "rstd", "weight", "bias")
         return (Call("batch_norm_relu", ("y",), reads, flops=5.0 * shapes.output.size, over=("x",)),)
-
-    def inference(self, shapes: Shapes) -> tuple[Call, ...]:
-        return _no_inference()
 
     def backward_weight(self, shapes: Shapes) -> tuple[Call, ...]:
         reads = ("dy", "x", "mean", "rstd", "weight", "bias")
@@ -43,7 +63,7 @@ class BatchNormReLU(BatchNorm):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNormAddReLU(BatchNorm):
+class BatchNormAddReLU(FusedNorm):
     """y = max(weight * h + bias + x1, 0): the end of a residual unit. The gradient of x1 is dz.
 
     The output of a unit has two readers; where their gradients come from two rows, they are added here.
@@ -58,9 +78,6 @@ class BatchNormAddReLU(BatchNorm):
     def recompute(self, shapes: Shapes) -> tuple[Call, ...]:
         reads = ("x", "x1", "mean", "rstd", "weight", "bias")
         return (Call("batch_norm_add_relu", ("y",), reads, flops=6.0 * shapes.output.size, over=("x", "x1")),)
-
-    def inference(self, shapes: Shapes) -> tuple[Call, ...]:
-        return _no_inference()
 
     def backward_weight(self, shapes: Shapes) -> tuple[Call, ...]:
         writes, reads = ("d_weight", "d_bias", "dz"), ("dy", "x", "y", "mean", "rstd")

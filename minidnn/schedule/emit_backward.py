@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from minidnn.graph import Node, Role, Tensor
@@ -147,14 +148,37 @@ class StepEmitter(Emitter):
             self.emit(Op.BACKWARD_DATA, node, call, local)
         self.contribute(tensor, local[target])
 
-    def update(self, node: Node, gradient: Value) -> None:
-        """Emit the update of a layer's weights; 16-bit weights are rounded from their master copy."""
+    def update(self, ready: Sequence[tuple[Node, Value]]) -> None:
+        """Emit the update of some layers' weights; 16-bit weights are rounded from their master copy.
+
+        Of several layers at once: one row for all whose weights have one type, since each of the rows would take the GPU
+        microseconds to begin; not where parameters are streamed, since a row needs all its operands at the same time.
+        """
         p = self.persistent
-        weight = p.weights[node.name]
-        master = p.slots["master"].get(node.name, weight) if "master" in p.slots else weight
-        state = tuple(p.slots[slot][node.name] for slot in p.optimizer.slots)
-        kernel, attrs = p.optimizer.kernel, p.optimizer.attrs
-        writes, reads = (master, *state), (gradient, p.scalars)
-        self.append(Instruction(Op.UPDATE, node.name, kernel, writes, reads, attrs=attrs, accumulates=True))
-        if master is not weight:
-            self.append(Instruction(Op.UPDATE, node.name, "convert", (weight,), (master,)))
+        together: dict[str, list[tuple[Node, Value]]] = {}
+        for node, gradient in ready:
+            master = "master" in p.slots and node.name in p.slots["master"]
+            if master or (len(ready) > 1 and not p.groups):
+                key = gradient.spec.dtype if not p.groups else node.name
+                together.setdefault(key, []).append((node, gradient))
+            else:
+                weight, state = p.weights[node.name], [p.slots[slot][node.name] for slot in p.optimizer.slots]
+                writes, reads = (weight, *state), (gradient, p.scalars)
+                kernel, attrs = p.optimizer.kernel, p.optimizer.attrs
+                self.append(Instruction(Op.UPDATE, node.name, kernel, writes, reads, attrs=attrs, accumulates=True))
+        for pairs in together.values():
+            self._update_all(pairs)
+
+    def _update_all(self, pairs: Sequence[tuple[Node, Value]]) -> None:
+        """One row for layers of one type: weights (the master copies, where there are), optimizer state, rounded weights."""
+        p, names = self.persistent, [node.name for node, _ in pairs]
+        weights = [p.weights[name] for name in names]
+        narrow = "master" in p.slots and names[0] in p.slots["master"]
+        groups = [[p.slots["master"][name] for name in names] if narrow else weights]
+        groups += [[p.slots[slot][name] for name in names] for slot in p.optimizer.slots]
+        groups += [weights] if narrow else []
+        writes = tuple(value for group in groups for value in group)
+        reads = (*(gradient for _, gradient in pairs), p.scalars)
+        attrs = {"kernel": p.optimizer.kernel, "count": len(pairs), "narrow": narrow, "settings": p.optimizer.attrs}
+        target = names[0] if len(names) == 1 else "optimizer"
+        self.append(Instruction(Op.UPDATE, target, "update_all", writes, reads, attrs=attrs, accumulates=True))

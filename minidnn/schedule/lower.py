@@ -88,7 +88,7 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
             fetch_gradients(e, node, gradient)
         elif gradient is not None and step.updates and persistent.ranks is None:
             if layerwise:
-                e.update(node, gradient)
+                e.update([(node, gradient)])
             else:
                 ready.append((node, gradient))
 
@@ -97,8 +97,11 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
         e.append(Instruction(Op.UPDATE, "loss scale", "check_finite", (scaling,), gradients, accumulates=True))
         state = (scaling, persistent.scalars)
         e.append(Instruction(Op.UPDATE, "loss scale", "adapt_scale", state, attrs={"interval": 2000}, accumulates=True))
-    for node, gradient in ready:
-        e.update(node, gradient)
+    if scaling is not None:
+        e.update(ready)
+    else:
+        for pair in ready:
+            e.update([pair])
     e.hold(e.held.values())
     whole = residence.rows()
     return exchange(whole, persistent, step.phase) if persistent.ranks is not None and step.updates else whole

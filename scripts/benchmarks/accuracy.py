@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from minidnn.metrics import provenance, write_json  # noqa: E402  (the checkout, whether installed or not)
 
-DIGITS = ["--data", "digits", "-a", "resnet20", "--memory", "24MiB"]
+DIGITS = ["--data", "digits", "-a", "resnet20", "--memory", "6MiB"]
 
 
 def train(arguments: list[str]) -> dict[str, Any]:

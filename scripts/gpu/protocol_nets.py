@@ -1,11 +1,10 @@
-"""What the protocol check trains and how it compares: nets, steps on both devices, captured replays, distances."""
+"""What the protocol check trains and how it compares: nets, steps on both devices, distances."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import minidnn
 from minidnn.cuda_recipes import cuda_recipe
 from minidnn.device.cuda import CudaDevice
 from minidnn.device.emulated import EmulatedDevice
-from minidnn.executor import BATCHES_IN_FLIGHT
 from minidnn.precision import precision as find_precision
 from minidnn.schedule.plan import Plan
 
@@ -75,13 +73,20 @@ def emulated(graph: minidnn.Graph, seed: int, optimizer: Any = MOMENTUM) -> mini
 @contextmanager
 def on_gpu(graph: minidnn.Graph, args: argparse.Namespace, *, optimizer: Any = MOMENTUM, precision: str = "fp32",
            plan: Plan | None = None, refuse: Sequence[str] = (),
-           tune: bool = False) -> Iterator[minidnn.CompiledStep]:  # fmt: skip
+           tune: bool = False, capture: str = "off") -> Iterator[minidnn.CompiledStep]:  # fmt: skip
     """The step on the GPU, with the recipe that cuDNN's heuristics, or a measurement, give."""
     device = CudaDevice(args.device, precision=precision, refuse=refuse)
     try:
         recipe = cuda_recipe(graph, find_precision(precision), args.workspace_limit, True, device=device, tune=tune)
         step = minidnn.compile(
-            graph, plan, optimizer=optimizer, device=device, precision=precision, recipe=recipe, seed=args.seed
+            graph,
+            plan,
+            optimizer=optimizer,
+            device=device,
+            precision=precision,
+            recipe=recipe,
+            seed=args.seed,
+            capture=capture,
         )
         yield step
         step.close()
@@ -94,29 +99,6 @@ def train(step: minidnn.CompiledStep, data: Sequence[Batch]) -> State:
     results = [step.run(x, y) for x, y in data]
     losses = np.array([result.loss for result in results])
     return {"losses": losses, **step.state_dict(), **step.optimizer_state_dict()}
-
-
-class Replay:
-    """Two captured training steps, one for each pinned slot, which take the place of row-by-row execution."""
-
-    def __init__(self, step: minidnn.CompiledStep) -> None:
-        self.executor = executor = step.executor
-        assert executor._runs % BATCHES_IN_FLIGHT == 0, "capture after an even number of runs"
-        runs, self.graphs = executor._runs, []
-        for parity in range(BATCHES_IN_FLIGHT):
-            executor._runs, executor._last = runs + parity, None  # no wait for an earlier run: the launch is the fence
-            self.graphs.append(executor.device.capture(partial(executor.run, "train")))  # type: ignore[attr-defined]
-        executor._runs, executor._last, executor._ends = runs, None, [None] * BATCHES_IN_FLIGHT
-        setattr(executor, "run", self.run)  # noqa: B010  (a method is replaced on purpose)
-
-    def run(self, name: str) -> Any:
-        """Launch the graph of the next slot."""
-        assert name == "train", f"only the training step was captured, not {name}"
-        executor = self.executor
-        parity = executor._runs % BATCHES_IN_FLIGHT
-        executor._runs += 1
-        executor._ends[parity] = executor.device.launch(self.graphs[parity])  # type: ignore[attr-defined]
-        return executor._ends[parity]
 
 
 # -- comparing ----------------------------------------------------------------------------------------------------------

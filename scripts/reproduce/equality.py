@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-import minidnn
 import models
 from layup.context import Context
+from layup.evaluate import Candidate
 from layup.planner import Planner
 from layup.policies import POLICIES, find
 from minidnn.commandline import run
@@ -32,8 +32,8 @@ from minidnn.errors import UserError, nearest
 from minidnn.layers import Graph
 from minidnn.measure import measure_schedule
 from minidnn.optim import SGD, Adam, Optimizer
-from minidnn.request import Request, prepare
-from minidnn.schedule.program import Program
+from minidnn.request import prepare
+from minidnn.schedule.program import Program, layout
 from minidnn.step import CompiledStep
 
 BUDGETS = 6
@@ -93,11 +93,15 @@ def cases(
     return [Case(n, p, b, o) for n in nets for p, some in budgets.items() for b in some for o in optimizers]
 
 
-def covering(matrix: Sequence[Case]) -> list[Case]:
-    """Some cases in which every two values of any two columns that meet in the matrix meet: pairwise covering, greedily."""
+def covering(matrix: Sequence[Case], *, budgets_by_net: bool = True) -> list[Case]:
+    """Some cases in which every two values of any two columns that meet in the matrix meet: pairwise covering, greedily.
+
+    ``budgets_by_net``: also every budget with every net; False leaves that pair of columns to chance.
+    """
 
     def pairs(case: Case) -> set[tuple[object, ...]]:
-        return {(a, case[a], b, case[b]) for a, b in combinations(range(len(case)), 2)}
+        columns = [c for c in combinations(range(len(case)), 2) if budgets_by_net or c != (0, 2)]
+        return {(a, case[a], b, case[b]) for a, b in columns}
 
     missing = set().union(*map(pairs, matrix))
     left, chosen = list(matrix), []
@@ -132,7 +136,7 @@ class Bench:
 
     def _reference(self, net: str, optimizer: str) -> dict[str, bytes]:
         keep = self.planner(net, "keep", optimizer).keep
-        step = _step(self.context(net, optimizer).request, keep.plan, keep.program)
+        step = _step(keep, whole=False)
         trained = _train(step)
         step.close()
         return trained
@@ -153,30 +157,31 @@ class Bench:
         Raises VerificationError where the memory is not as predicted.
         """
         memory = self.memory(case)
-        chosen = self.planner(case.net, case.policy, case.optimizer).select(memory)
+        planner = self.planner(case.net, case.policy, case.optimizer)
+        chosen = planner.candidates[0] if memory is None else planner.select(memory)
         assert chosen is not None, f"{case}: the budget must be one that runs"
-        step = _step(self.context(case.net, case.optimizer).request, chosen.plan, chosen.program)
+        step = _step(chosen, whole=whole)
         trained = _train(step)
         reference = self.reference(case.net, case.optimizer)
         assert trained.keys() == reference.keys()
         x, y = batch(step.graph, STEPS)
         if whole:
             step.verify(x, y)
-            predicted, peak, host = chosen.program.prediction, step.measured.peak_bytes, step.measured.host_bytes
+            predicted, peak, host = step.profile, step.measured.peak_bytes, step.measured.host_bytes
         else:
             measured, _ = measure_schedule(step, "train", x, y)
             predicted, peak, host = chosen.train.profile, measured.peak_bytes, measured.host_peak_bytes
         assert peak is not None and host is not None
         step.close()
         decisions = [d.value for d in chosen.plan.decisions.values()]
-        host_peaks = [s.profile.host_peak_bytes for s in chosen.program.schedules.values()]
+        host_peaks = [s.profile.host_peak_bytes for s in step.program.schedules.values()]
         return Outcome(
             case,
             memory,
-            chosen.program.reserved_bytes,
+            step.program.reserved_bytes,
             predicted.peak_bytes,
             peak,
-            max(host_peaks) if whole else predicted.host_peak_bytes,
+            max(host_peaks),
             host,
             decisions.count("offload"),
             decisions.count("recompute"),
@@ -184,8 +189,16 @@ class Bench:
         )
 
 
-def _step(request: Request, plan: minidnn.Plan, program: Program) -> CompiledStep:
-    return replace(request, device=EmulatedDevice()).step(plan, program, program.reserved_bytes)
+def _step(candidate: Candidate, *, whole: bool) -> CompiledStep:
+    """The step of a plan on a device of its own; not ``whole``: with the schedule of a training step alone."""
+    request = candidate.context.request
+    if whole:
+        program = candidate.program
+    else:
+        train, persistent = candidate.train, candidate.context.persistent
+        reserved, host = train.profile.reserved_bytes, train.profile.host_bytes
+        program = Program({"train": train}, persistent, layout(persistent), reserved, host)
+    return replace(request, device=EmulatedDevice()).step(candidate.plan, program, program.reserved_bytes)
 
 
 def _train(step: CompiledStep) -> dict[str, bytes]:

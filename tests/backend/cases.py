@@ -169,7 +169,21 @@ class Maker:
             return (weight * rstd.astype(float) * (remade - d_bias / count - hat * d_weight / count),)
 
         both = (mean, rstd, weight, bias)
+        old = (self.normal(c), self.positive(c), np.array([4], np.int64))
+        averages = (self.like(c), self.like(c), np.array([0], np.int64))
+
+        def running() -> tuple[Array, ...]:
+            x64 = x.astype(float)
+            centre, variance = x64.mean(axis=axes), x64.var(axis=axes)
+            unbiased = variance * count / (count - 1)
+            return (
+                centre, 1 / np.sqrt(variance + 1e-3), 0.9 * old[0] + 0.1 * centre, 0.9 * old[1] + 0.1 * unbiased,
+                np.array([5]),
+            )  # fmt: skip
+
         return [
+            Case("batch_norm_statistics_running", (vector, vector, *averages), (x, *old),
+                 {"eps": 1e-3, "momentum": 0.1, "count": count}, running),
             Case("batch_norm_relu", (y,), (x, *both), {}, lambda: (np.maximum(normal, 0),), (0,)),
             Case("batch_norm_add_relu", (y,), (x, skip, *both), {}, lambda: (np.maximum(normal + skip, 0),), (0, 1)),
             Case("batch_norm_relu_backward_weight", (vector, vector), (dy, x, *both), {}, lambda: weights(remade)),
@@ -329,5 +343,14 @@ class Maker:
             Case("adapt_scale", (flagged, scalars), (), {"interval": 5},
                  lambda: ([4, 0, 1, 1], [*scalars[:5], 0, *scalars[6:]]), updates=True, tag="skipped"),
         ]  # fmt: skip
+        parts = tuple(np.array_split(np.arange(n), 3))
+        cut = lambda array: tuple(np.ascontiguousarray(array[p]) for p in parts)  # noqa: E731
+        cases.append(Case("update_all", (*cut(weight), *cut(velocity)), (*cut(gradient), scalars),
+                          {"kernel": "sgd_momentum_update", "count": 3, "narrow": False, "settings": plain},
+                          lambda: tuple(out[p] for out in momentum(False) for p in parts), updates=True))  # fmt: skip
+        cases.append(Case("update_all", (*cut(weight), *cut(weight)), (*cut(gradient), scalars),
+                          {"kernel": "sgd_update", "count": 3, "narrow": True, "settings": decay},
+                          lambda: tuple((weight - 0.1 * g)[p] for p in (*parts, *parts)), updates=True,
+                          tag="rounded"))  # fmt: skip
         attrs = {**decay, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
         return [*cases, Case("adam_update", (weight, velocity, second), (gradient, scalars), attrs, adam, updates=True)]

@@ -496,6 +496,39 @@ def test_tuning_takes_the_fastest_and_of_equally_fast_ones_the_first():
     assert cudnn_tune.best(iter([])) == cudnn.OWN
 
 
+def test_measured_engines_are_remembered_for_one_gpu_and_library(tmp_path):
+    problem = cudnn.Convolution("forward", (1, 4, 4, 8), (1, 4, 4, 8), (8, 1, 1, 8), (1, 1), (0, 0), (1, 1), "float32")
+    engine = Engine("cudnn", 64, (("engine", 3), ("knob_TILE", 1)))
+
+    class Library:
+        restrictions = "fp32 deterministic=True"
+        workspace_bytes = 64
+
+        def plan(self, problem, options):
+            if options["engine"] != 3:
+                raise UserError("no such engine")
+            return self
+
+        def engines(self, problem, limit):
+            raise AssertionError("measured again")
+
+    cache = cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 91900")
+    tuner = cudnn_tune.Tuner(None, Library(), None, cache)
+    cache.put(f"{tuple(problem)} None {Library.restrictions}", engine)
+    again = cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 91900")
+    assert cudnn_tune.Tuner(None, Library(), None, again).fastest(problem, None, None) == engine
+    assert tuner.fastest(problem, None, None) == engine
+    other = Library()
+    other.workspace_bytes = 128  # the library has changed: what was measured does not count
+    name = f"{tuple(problem)} None {Library.restrictions}"
+    assert cudnn_tune.Tuner(None, other, None, again)._known(name, problem) is None
+    elsewhere = cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 92000")
+    assert cudnn_tune.Tuner(None, Library(), None, elsewhere)._known(name, problem) is None
+    (file,) = tmp_path.iterdir()
+    file.write_text("[1, 2")
+    assert cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 91900").get("any") is None
+
+
 def test_where_cudnn_refuses_our_own_kernel_is_the_engine(monkeypatch):
     assert fake_cudnn(monkeypatch, refuse=frozenset({"convolution"})).select(PROBLEM, None) == cudnn.OWN
 

@@ -157,7 +157,7 @@ def test_pytorch_agrees_in_fp32(arch, batch):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from rivals import Rival
 
-    graph = models.build(arch, batch=batch, image_size=96, classes=10)
+    graph = models.build(arch, batch=batch, image_size=64, classes=10)
     for node in graph.nodes:  # masks of dropout cannot agree
         if node.layer.kind == "dropout":
             node.layer = type(node.layer)(0.0)
@@ -183,7 +183,7 @@ def test_pytorch_agrees_in_fp32(arch, batch):
             parameters = {name.removeprefix("parts."): p.grad for name, p in rival.named_parameters()}
             expected = {n: parameters[names[n]].cpu().numpy() for n in gradients}
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     whole = [np.concatenate([np.ravel(g[n]).astype(np.float64) for n in gradients]) for g in (gradients, expected)]
     assert np.linalg.norm(whole[0] - whole[1]) <= 1e-4 * np.linalg.norm(whole[1])
     found = [step.run(*data[number % len(data)]).loss for number in range(20)]

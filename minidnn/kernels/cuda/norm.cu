@@ -85,9 +85,9 @@ __device__ inline double over_lanes(double value, double (*shared)[FINAL_CHANNEL
     return sum;
 }
 
-// The mean over all blocks, then the squares around it: two short passes without a division.
-extern "C" __global__ void batch_norm_statistics_final(float* mean, float* rstd, const float* partials, Index rows,
-                                                       int channels, int blocks, int lanes, double eps) {
+// The mean over all blocks, then the squares around it: two short passes without a division. f(channel, mean, variance).
+template <typename F> __device__ inline void moments(const float* partials, Index rows, int channels, int blocks, int lanes,
+                                                     F f) {
     __shared__ double shared[FINAL_LANES][FINAL_CHANNELS];
     int channel = blockIdx.x * FINAL_CHANNELS + threadIdx.x;
     double sum = 0, squares = 0;
@@ -102,9 +102,32 @@ extern "C" __global__ void batch_norm_statistics_final(float* mean, float* rstd,
                        (double)rows_of_block(rows, block, blocks, lanes) * distance * distance;
         }
     squares = over_lanes(squares, shared);
-    if (threadIdx.y != 0 || channel >= channels) return;
-    mean[channel] = (float)centre;
-    rstd[channel] = (float)(1.0 / sqrt(squares / (double)rows + eps));
+    if (threadIdx.y == 0 && channel < channels) f(channel, centre, squares / (double)rows);
+}
+
+extern "C" __global__ void batch_norm_statistics_final(float* mean, float* rstd, const float* partials, Index rows,
+                                                       int channels, int blocks, int lanes, double eps) {
+    moments(partials, rows, channels, blocks, lanes, [&](int channel, double centre, double variance) {
+        mean[channel] = (float)centre;
+        rstd[channel] = (float)(1.0 / sqrt(variance + eps));
+    });
+}
+
+// The same, and the running averages: momentum is not negative, so no block needs to know the counter.
+extern "C" __global__ void batch_norm_statistics_running_final(
+    float* mean, float* rstd, float* running_mean, float* running_var, long long* batches, const float* old_mean,
+    const float* old_var, const long long* old_batches, const float* partials, Index rows, int channels, int blocks,
+    int lanes, double eps, double momentum, double unbias) {
+    if (blockIdx.x == 0 && threadIdx.x == 0 && threadIdx.y == 0) *batches = *old_batches + 1;
+    moments(partials, rows, channels, blocks, lanes, [&](int channel, double centre, double variance) {
+        float inverse = (float)(1.0 / sqrt(variance + eps));
+        double biased = 1.0 / ((double)inverse * inverse) - eps;  // as the row of its own does, from what it is given
+        biased = biased < 0 ? 0 : biased;
+        mean[channel] = (float)centre;
+        rstd[channel] = inverse;
+        running_mean[channel] = (float)((1 - momentum) * old_mean[channel] + momentum * (float)centre);
+        running_var[channel] = (float)((1 - momentum) * old_var[channel] + momentum * biased * unbias);
+    });
 }
 
 // y = (x - centre) * scale + shift, two rows at a time: y may be x, so the compiler cannot advance a load past a store.

@@ -63,6 +63,93 @@ extern "C" __global__ void adam_update(float* weight, float* moment1, float* mom
     });
 }
 
+// Slices of one type, several at once: a block finds its slice by the last block of each.
+constexpr int SLICES = 48;
+
+struct Slices {
+    float* weight[SLICES];
+    float* first[SLICES];
+    float* second[SLICES];
+    const T* gradient[SLICES];
+    T* narrow[SLICES];  // the weights rounded, or null
+    Index size[SLICES];
+    int end[SLICES];
+};
+
+template <typename F> __device__ inline void each_slice(const Slices& all, F f) {
+    int slice = 0;
+    while ((int)blockIdx.x >= all.end[slice]) slice++;
+    Index i = (Index)(blockIdx.x - (slice ? all.end[slice - 1] : 0)) * THREADS + threadIdx.x;
+    Index size = all.size[slice], packs = size / V;
+    if (i < packs) f(slice, i * V, Width<V>());
+    else if (V > 1 && i - packs < size - packs * V) f(slice, packs * V + (i - packs), Width<1>());
+}
+
+template <int N> __device__ inline void store_weight(const Slices& all, int slice, Index first, const float* w) {
+    store<N>(all.weight[slice] + first, w);
+    if (all.narrow[slice]) store<N>(all.narrow[slice] + first, w);
+}
+
+extern "C" __global__ void sgd_update_all(Slices all, const float* scalars, int rate, int scale, int finite,
+                                          float weight_decay) {
+    if (scalars[finite] == 0) return;
+    each_slice(all, [&](int slice, Index at, auto width) {
+        constexpr int N = decltype(width)::value;
+        float w[N], g[N];
+        load<N>(w, all.weight[slice] + at);
+        load<N>(g, all.gradient[slice] + at);
+#pragma unroll
+        for (int i = 0; i < N; i++) w[i] -= scalars[rate] * (g[i] * scalars[scale] + weight_decay * w[i]);
+        store_weight<N>(all, slice, at, w);
+    });
+}
+
+extern "C" __global__ void sgd_momentum_update_all(Slices all, const float* scalars, int rate, int scale, int finite,
+                                                   float momentum, int nesterov, float weight_decay) {
+    if (scalars[finite] == 0) return;
+    each_slice(all, [&](int slice, Index at, auto width) {
+        constexpr int N = decltype(width)::value;
+        float w[N], v[N], g[N];
+        load<N>(w, all.weight[slice] + at);
+        load<N>(v, all.first[slice] + at);
+        load<N>(g, all.gradient[slice] + at);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float decayed = g[i] * scalars[scale] + weight_decay * w[i];
+            v[i] = momentum * v[i] + decayed;
+            w[i] -= scalars[rate] * (nesterov ? decayed + momentum * v[i] : v[i]);
+        }
+        store<N>(all.first[slice] + at, v);
+        store_weight<N>(all, slice, at, w);
+    });
+}
+
+extern "C" __global__ void adam_update_all(Slices all, const float* scalars, int rate, int scale, int finite, int bias1,
+                                           int bias2, float beta1, float beta2, float rest1, float rest2, float eps,
+                                           float weight_decay) {
+    if (scalars[finite] == 0) return;
+    float step = (float)((double)scalars[rate] / (double)scalars[bias1]);
+    float root = (float)sqrt((double)scalars[bias2]);
+    each_slice(all, [&](int slice, Index at, auto width) {
+        constexpr int N = decltype(width)::value;
+        float w[N], m[N], v[N], g[N];
+        load<N>(w, all.weight[slice] + at);
+        load<N>(m, all.first[slice] + at);
+        load<N>(v, all.second[slice] + at);
+        load<N>(g, all.gradient[slice] + at);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float decayed = g[i] * scalars[scale] + weight_decay * w[i];
+            m[i] = beta1 * m[i] + rest1 * decayed;
+            v[i] = beta2 * v[i] + rest2 * (decayed * decayed);
+            w[i] -= step * (m[i] / (sqrtf(v[i]) / root + eps));
+        }
+        store<N>(all.first[slice] + at, m);
+        store<N>(all.second[slice] + at, v);
+        store_weight<N>(all, slice, at, w);
+    });
+}
+
 extern "C" __global__ void scale_loss(float* scalars, const float* scaling, int weight, int gradient, int scale) {
     scalars[weight] *= scaling[scale];
     scalars[gradient] /= scaling[scale];
