@@ -13,10 +13,10 @@ from heapq import heappop, heappush
 
 from layup.chain import chain
 from layup.context import Context
-from layup.estimate import OFFLOAD, Estimate, estimate
+from layup.estimate import Estimate, estimate_plan
 from layup.evaluate import Candidate
 from layup.policies import POLICIES, find
-from minidnn.schedule.plan import Plan, Reuse, keep
+from minidnn.schedule.plan import Plan, keep
 
 _LARGE = 1500
 """Units from which on a candidate takes seconds to evaluate, so that estimates are trusted more."""
@@ -49,16 +49,9 @@ class Planner:
         for plan, guess in plans:
             text = repr(sorted({**plan.to_json(), "policy": ""}.items(), key=lambda entry: entry[0]))
             if text not in found:
-                guess = guess or self._guess(plan)
+                guess = guess or estimate_plan(self.context.costs, plan)
                 found[text] = self.keep if plan == keep() else Candidate(self.context, plan, guess)
         return list(found.values())
-
-    def _guess(self, plan: Plan) -> Estimate | None:
-        """The estimate of a plan that only recomputes: its bytes do not depend on when copies run."""
-        if plan.memory_centric or plan.reuse != Reuse() or OFFLOAD in plan.decisions.values():
-            return None
-        costs = self.context.costs
-        return estimate(costs, [plan.decision(unit.name) for unit in costs.units])
 
     def select(self, memory: int | None, host_memory: int | None = None) -> Candidate | None:
         """The fastest candidate whose whole program fits both budgets; None if none does.
@@ -118,7 +111,7 @@ class Planner:
 
     def _slow(self, candidate: Candidate, seconds: float) -> bool:
         """In a large net: whether the estimate is so much slower than what is known that it is not worth the seconds."""
-        return self._large and candidate.guess is not None and candidate.guess.seconds > 1.2 * seconds
+        return self._large and candidate.guess is not None and candidate.guess.seconds > 1.3 * seconds
 
     def smallest(self, host_memory: int | None = None) -> Candidate | None:
         """The candidate whose program reserves the fewest device bytes within the host budget; None if none keeps to that."""

@@ -189,6 +189,11 @@ def prepare(
         if capture == "on" and (communicator is not None or not hasattr(opened, "capture")):
             what = f"device={device!r}" if communicator is None else "data parallelism, whose rows run one by one"
             raise UserError(f"capture='on' cannot be combined with {what}; leave capture out")
+        if recipe is not None and recipe.backend == "cuda" and isinstance(opened, EmulatedDevice):
+            raise UserError(
+                "the recipe names cuDNN's engines, which the emulated device has not; use device='cuda:0', device=None to plan, "
+                "or leave recipe out"
+            )
         if recipe is None:
             recipe = make_recipe(graph, kind, limit, deterministic, fusions, opened)
         fused = fuse(graph, recipe.fusions).graph
@@ -224,9 +229,7 @@ def _device(device: str | Device | None, precision: Precision, deterministic: bo
 
         return open_device(device, precision.name, deterministic)
     if device != "emulated":
-        raise UserError(
-            f"device={device!r} is unknown; use 'cuda:0', 'emulated', or None to plan without arrays"
-        )
+        raise UserError(f"device={device!r} is unknown; use 'cuda:0', 'emulated', or None to plan without arrays")
     if precision.name not in ("fp32", "fp64"):
         raise UserError(
             f"precision {precision.name} needs a GPU: device='cuda:0'; on the emulated device use fp32, or device=None to "

@@ -128,7 +128,9 @@ class CompiledStep:
         self.rank = 0 if communicator is None else communicator.rank
         self.whole_batch = self.batch  # samples of all ranks
         if device is not None:
-            self._executor = make_executor(program, device, gpu, precision.name, allocator, memory, communicator, capture)
+            self._executor = make_executor(
+                program, device, gpu, precision.name, allocator, memory, communicator, capture
+            )
             self.state = self._make_state(self._executor)
             self.state.initialise(seed)
 
@@ -368,7 +370,9 @@ def _part(slot: NDArray[np.uint8], value: Value) -> NDArray[Any]:
 def _require_pixels(x: NDArray[Any]) -> None:
     """Refuse pixels of another type than the two that have one meaning."""
     if x.dtype != np.uint8 and x.dtype.kind != "f":
-        raise UserError(f"x has type {x.dtype}; pass float32 as the net shall see it, or uint8, which is scaled by 1/255")
+        raise UserError(
+            f"x has type {x.dtype}; pass float32 as the net shall see it, or uint8, which is scaled by 1/255"
+        )
 
 
 def write_pixels(destination: NDArray[Any], x: NDArray[Any]) -> None:

@@ -125,10 +125,14 @@ def lower_inference(
     return e.rows
 
 
-def lower_flush(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe, step: Step) -> list[Instruction]:
+def lower_flush(
+    analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe, step: Step
+) -> list[Instruction]:
     """Rows that apply the gradients of the last step, which ``ring_delayed`` has not exchanged yet. They compute nothing."""
     e = Emitter(analysis, persistent, plan, recipe)
-    source, staged = (persistent.batch_values(analysis.graph, b)["constants"] for b in (persistent.slot, persistent.staging))
+    source, staged = (
+        persistent.batch_values(analysis.graph, b)["constants"] for b in (persistent.slot, persistent.staging)
+    )
     e.copy(Op.INPUT, "batch", staged, source, stream=H2D)
     e.copy(Op.INPUT, "constants", persistent.constants, staged)
     fetch_result(e, persistent.scalars, 0)

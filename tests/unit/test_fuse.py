@@ -1,5 +1,6 @@
 """Fusion rewrites a graph: what it joins, what it leaves, and what names and plans become of it."""
 
+import dataclasses
 import inspect
 import itertools
 
@@ -91,12 +92,19 @@ def test_the_recipe_says_what_is_fused_and_survives_its_file():
     assert recipe.hash != numpy_recipe(graph, precision("fp32"), None, True).hash
     with pytest.raises(UserError, match="fusions"):
         minidnn.compile(graph, device=None, recipe=recipe, fusions=())
+    with pytest.raises(UserError, match="emulated device has not"):
+        minidnn.compile(graph, recipe=dataclasses.replace(recipe, backend="cuda"))
     with pytest.raises(UserError, match="batch_norm_relu"):
         fuse(graph, ["batch_norm_rely"])
 
 
 def test_fused_rows_name_their_operands_in_the_order_of_the_kernel_s_signature():
-    words = {"residual": "x1", "old_mean": "running_mean", "old_var": "running_var", "old_tracked": "num_batches_tracked"}
+    words = {
+        "residual": "x1",
+        "old_mean": "running_mean",
+        "old_var": "running_var",
+        "old_tracked": "num_batches_tracked",
+    }
     for graph in (models.build("resnet20", batch=2), models.build("vgg16", batch=2, image_size=32)):
         for node in fuse(graph, FUSIONS).graph.nodes:
             if not type(node.layer).__module__.endswith("fused"):
