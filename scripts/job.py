@@ -228,8 +228,9 @@ def theta_of(args: Namespace) -> float:
     """Theta of the thesis' rule. Raises UserError where no policy would look at it."""
     if args.theta is None:
         return 1.0
-    if args.policy not in (None, "auto", "layup"):
-        raise UserError(f"--theta {args.theta:g} is of policy layup and has no effect on {args.policy}: leave it out")
+    policy = getattr(args, "policy", None)  # where several are compared there is no such option
+    if policy not in (None, "auto", "layup"):
+        raise UserError(f"--theta {args.theta:g} is of policy layup and has no effect on {policy}: leave it out")
     return float(args.theta)
 
 

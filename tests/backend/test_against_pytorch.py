@@ -119,7 +119,7 @@ def test_three_updates_of_an_optimizer(backend: Any, kind: str) -> None:
         gradient = np.random.default_rng(step).standard_normal(50).astype(np.float32)
         parameter.grad = torch.tensor(gradient, dtype=torch.float64)
         optimizer.step()
-        scalars = on(np.array([0.1, 1, 1, 1 - 0.9**step, 1 - 0.999**step, 0, 0, 0], np.float32))
+        scalars = on(np.array([0.1, 1, 1, 1 - 0.9**step, 1 - 0.999**step, 1, 0, 0], np.float32))
         if kind == "adam":
             k.adam_update(w, first, second, on(gradient), scalars, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
         elif kind == "sgd":
