@@ -92,7 +92,7 @@ class Row:
 
 def deepest(probes: Probes, policy: str, memory: int, limit: int, start: int, stages: tuple[int, int, int]) -> Row:
     """Search, then find the fastest plan that fits at that depth."""
-    hints = probes.planned(policy)
+    hints = probes.known(policy)
     n3 = search(lambda n: probes.load(policy, n, memory), limit, start, hints)
     if n3 is None and start > 1:
         n3 = search(lambda n: probes.load(policy, n, memory), start - 1, 1, hints)

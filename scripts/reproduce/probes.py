@@ -104,14 +104,9 @@ class Probes:
         assert best, f"{policy} fits no plan at n3 = {n3}"
         return best
 
-    def planned(self, policy: str) -> list[int]:
-        """Depths at which a whole program of the policy has been planned."""
-        entries = ((key.split(), facts) for key, facts in self.facts.items())
-        return sorted(
-            int(n3)
-            for (name, n3), facts in entries
-            if name == policy and any("reserved_bytes" in f for f in facts.values())
-        )
+    def known(self, policy: str) -> list[int]:
+        """Depths of which something is known: with them, a search that is repeated plans nothing again."""
+        return sorted(int(n3) for name, n3 in (key.split() for key in self.facts) if name == policy)
 
     # -- facts ----------------------------------------------------------------------------------------------------------
     def _by_bytes(self, policy: str, n3: int) -> Iterator[tuple[str, dict[str, Any]]]:
