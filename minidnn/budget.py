@@ -49,9 +49,7 @@ def require_fit(
         return
     short = program.reserved_bytes - memory
     schedule = program.largest
-    largest = ", ".join(
-        f"{r.label} {human_bytes(r.nbytes)}" for r in schedule.profile.residents_at_peak[:5]
-    )
+    largest = ", ".join(f"{r.label} {human_bytes(r.nbytes)}" for r in schedule.profile.residents_at_peak[:5])
     advice = [f"--memory {program.reserved_bytes}", f"a batch below {schedule.batch}", "--policy auto"]
     if leaner is not None:
         limit, reserved = leaner()

@@ -89,7 +89,9 @@ def describe(job: Job, test: int | None = None) -> str:
     left_out = f.train % a.batch_size if job.drop_last else 0
     steps = f.train // a.batch_size if job.drop_last else -(-f.train // a.batch_size)
     rest = f.train % a.batch_size
-    tail = f", the last of {rest}" if rest and not job.drop_last else f", {left_out} samples left out" if left_out else ""
+    tail = (
+        f", the last of {rest}" if rest and not job.drop_last else f", {left_out} samples left out" if left_out else ""
+    )
     size = a.image_size or f.height
     images = f"{f.train:,} training images" if test is None else f"{f.train:,} training and {test:,} test images"
     lines = [

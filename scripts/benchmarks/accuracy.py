@@ -45,8 +45,12 @@ def main() -> None:
     """Run everything that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=5, help="digits: seeds 0 to this (default %(default)s); 0 leaves digits out")
-    parser.add_argument("--fashion", metavar="DIR", help="folder of the Fashion-MNIST IDX files; without it that run is left out")
+    parser.add_argument(
+        "--seeds", type=int, default=5, help="digits: seeds 0 to this (default %(default)s); 0 leaves digits out"
+    )
+    parser.add_argument(
+        "--fashion", metavar="DIR", help="folder of the Fashion-MNIST IDX files; without it that run is left out"
+    )
     args = parser.parse_args()
     results: dict[str, Any] = provenance(seed=None)
     if args.seeds:
