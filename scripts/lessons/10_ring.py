@@ -50,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"after {step} ring steps", *(f"   rank {rank}: {line}" for rank, line in enumerate(lines)), sep="\n")
     show(minidnn.compile(chain(3), strategy="ring", communicator=InProcess.group(2)[0], device=None).program["train"])
     sent, parameters = sent_bytes(args.ranks)
-    print(
-        f"\n{args.ranks} ranks: each sends {sent} bytes a step; its parameters take {parameters} bytes, padded to shards"
-    )
+    print(f"\n{args.ranks} ranks: each sends {sent} bytes a step; its parameters take {parameters} bytes, padded")
     return ask(args.answer, "with --ranks 8, how many times the bytes of its padded parameters does a rank send in a step?",
         right=2 * (8 - 1) / 8, why="2 (N - 1) chunks of an Nth each: always less than twice, however many ranks.",
         hint="Divide the two numbers of the last line, with --ranks 8.")  # fmt: skip
