@@ -160,7 +160,7 @@ def test_small_nets_train_as_in_torch(name: str, precision: str, tolerance: floa
 
 # With the rule's weights gradients are steep, so the rates are low. Twenty batch norms over 8 values a channel multiply
 # float32's rounding by thousands within three steps, in PyTorch as here: ResNet is compared in float64.
-PUBLISHED = {"vgg16": ("fp32", 1e-6, 2e-4), "resnet18": ("fp64", 1e-10, 1e-3), "alexnet": ("fp32", 1e-6, 1e-4)}
+PUBLISHED = {"vgg16": ("fp32", 5e-6, 2e-4), "resnet18": ("fp64", 1e-10, 1e-3), "alexnet": ("fp32", 5e-6, 1e-4)}
 
 
 @pytest.mark.parametrize("case", rule.CASES, ids=[case.model for case in rule.CASES])
