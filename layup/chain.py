@@ -120,16 +120,15 @@ class _Search:
             yield everything, slack
         coarse = len(units) > 1500
         prefixes = 6 if coarse else 16
-        for window, step in product((1.0, 0.0, math.inf) if coarse else WINDOWS, range(prefixes, 0, -1)):
+        first, factor = (8, 4) if coarse else (2, 2)
+        for window in (1.0, 0.0, math.inf) if coarse else WINDOWS:
             order = self._order(window)
             total = sum(unit.footprint for unit, _ in order)
-            whole = step == prefixes
-            for decisions in self.prefix(
-                default, order, total * step / prefixes, 8 if coarse else 2, 4 if coarse else 2
-            ):
-                slacks = SLACKS if OFFLOAD in decisions and (whole or not coarse) else SLACKS[:1]
-                for slack in slacks:
-                    yield decisions, slack
+            for step in range(prefixes, 0, -1):
+                for decisions in self.prefix(default, order, total * step / prefixes, first, factor):
+                    fine = OFFLOAD in decisions and (step == prefixes or not coarse)
+                    for slack in SLACKS if fine else SLACKS[:1]:
+                        yield decisions, slack
 
     def _order(self, window: float) -> list[tuple[Unit, Decision]]:
         """Units in the order of their eviction, and what becomes of them."""
@@ -258,7 +257,8 @@ def offloads(costs: Costs, window: float, limit: float) -> set[int]:
     size = 0
     for i in sorted(range(len(units)), key=lambda i: (-_grade(units[i]), units[i].number)):
         unit = units[i]
-        leaves, returns = unit.offload_seconds / window, unit.prefetch_seconds / window
+        leaves = unit.offload_seconds * costs.out_crowding / window
+        returns = unit.prefetch_seconds * costs.back_crowding / window
         p, q = place_out[i], place_back[i]
         if size + unit.footprint > limit or out[: p + 1].min() < leaves or back[q:].min() < returns:
             continue

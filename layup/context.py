@@ -58,7 +58,8 @@ class Context:
     def costs(self) -> Costs:
         """Costs of all layers and units, from the rows of ``keep``."""
         rows = self.rows(Plan(streamed=self.streamed))
-        return Costs(self.analysis, rows, self.base_bytes, self.request.gpu)
+        streamed = Plan(streamed=self.streamed).streamed_layers(node.name for node in self.analysis.graph.nodes)
+        return Costs(self.analysis, rows, self.base_bytes, self.request.gpu, streamed)
 
     @property
     def offload_bytes(self) -> float:

@@ -6,6 +6,7 @@ Prices are those of the simulator: each row of the lowered schedule by ``row_sec
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from minidnn.profiles import Profile
 from minidnn.schedule.analysis import Analysis, aux_key
 from minidnn.schedule.instruction import COMPUTE, Instruction, Op
 from minidnn.schedule.simulate import live_curve, row_seconds
-from minidnn.spec import round_up
+from minidnn.spec import TensorSpec, round_up
 
 _BACKWARD = (Op.BACKWARD_WEIGHT, Op.BACKWARD_DATA)
 
@@ -43,7 +44,8 @@ class Unit(NamedTuple):
     """An in-place chain of layers, of which the last one's decision governs: what policies decide about.
 
     ``keys``: indices of what it makes; ``sources``: indices of what remaking it reads from other units. ``footprint``: bytes
-    of its keys in the slab; ``stored``: of those that some backward reads.
+    of its keys in the slab; ``stored``: of those that some backward reads. ``weight_seconds``: for its weights to visit the
+    device once more, if they are streamed.
     """
 
     number: int
@@ -58,6 +60,7 @@ class Unit(NamedTuple):
     backward_seconds: float
     recompute_seconds: float
     recompute_rows: int
+    weight_seconds: float
     footprint: int
     stored: int
     workspace_bytes: int
@@ -93,15 +96,19 @@ class Costs:
         unit_of: index of the unit of every node.
         forward_seconds, backward_seconds, forward_rows, backward_rows: by node; rows are those of ``compute``, updates apart.
         forward_ends, forward_row_ends: seconds and rows until a node's forward has ended.
-        out_seconds, back_seconds, first_readers, last_readers: by key.
+        out_seconds, back_seconds, first_readers, last_readers: by key. A copy takes longer by ``out_crowding`` or
+            ``back_crowding`` where streamed parameters use the link, too: for ``store_seconds`` and ``load_seconds`` a step.
         around: by position (N forward, then N backward, last node first): bytes alive besides the keys: parameters,
             gradients, workspaces, the batch. entry: the same where a node's rows begin, without its own workspace and results.
         input_seconds: until the batch is where the first layer reads it.
         step_seconds, peak_bytes: compute time of a step under ``keep``, and most bytes alive.
     """
 
-    def __init__(self, analysis: Analysis, rows: list[Instruction], base_bytes: int, gpu: Profile) -> None:
-        """``rows``: the lowered training step under ``keep``, with ALLOC and FREE; ``base_bytes``: persistent bytes."""
+    def __init__(
+        self, analysis: Analysis, rows: list[Instruction], base_bytes: int, gpu: Profile, streamed: Collection[str] = ()
+    ) -> None:
+        """``rows``: the lowered training step under ``keep``, with ALLOC and FREE; ``base_bytes``: persistent bytes;
+        ``streamed``: layers whose parameters visit the device."""
         self.analysis = analysis
         self.gpu = gpu
         nodes = analysis.graph.nodes
@@ -113,17 +120,20 @@ class Costs:
         self._kernels: list[dict[str, float]] = [{} for _ in nodes]  # forward seconds by kernel
         self._alive, self._entry = [0] * (2 * count), [0] * (2 * count)  # by position
         self._forward_workspace = [0] * count
-        self.input_seconds = 0.0
+        self.input_seconds = self.load_seconds = self.store_seconds = 0.0
+        self._streamed = frozenset(streamed)
         self._read_rows(rows, base_bytes)
         self.forward_ends = list(accumulate(self.forward_seconds, initial=self.input_seconds))[1:]
         self.forward_row_ends = list(accumulate(self.forward_rows))
         self.unit_of, self.keys, self.units = self._units()
         self.reversed_units = self.units[::-1]
         self.first_readers, self.last_readers = [k.first_reader for k in self.keys], [k.last_reader for k in self.keys]
-        self.out_seconds = [gpu.copy_seconds(key.nbytes, "d2h") for key in self.keys]
-        self.back_seconds = [gpu.copy_seconds(key.nbytes, "h2d") for key in self.keys]
         self.layers = tuple(self._layer(node) for node in nodes)
         self.step_seconds = self.input_seconds + sum(self.forward_seconds) + sum(self.backward_seconds)
+        self.out_crowding = 1 / (1 - min(0.9, self.store_seconds / self.step_seconds))
+        self.back_crowding = 1 / (1 - min(0.9, self.load_seconds / self.step_seconds))
+        self.out_seconds = [self.out_crowding * gpu.copy_seconds(key.nbytes, "d2h") for key in self.keys]
+        self.back_seconds = [self.back_crowding * gpu.copy_seconds(key.nbytes, "h2d") for key in self.keys]
         self.peak_bytes = max(self._alive)
         keys_alive = self._keys_alive()
         self.around: NDArray[np.int64] = np.array(self._alive, np.int64) - keys_alive
@@ -155,9 +165,11 @@ class Costs:
                 self._entry[position] = before
             self._alive[position] = max(self._alive[position], alive)
             before = alive
+            seconds = row_seconds(row, self.gpu, precision)
+            self.load_seconds += seconds if row.op is Op.LOAD else 0.0
+            self.store_seconds += seconds if row.op is Op.STORE else 0.0
             if row.stream != COMPUTE:
                 continue
-            seconds = row_seconds(row, self.gpu, precision)
             if at < 0:
                 self.input_seconds += seconds
             elif forward:
@@ -235,6 +247,7 @@ class Costs:
             sum(self.backward_seconds[node.index] for node in members),
             sum(self._recompute_seconds(node) for node in members),
             sum(len(self.analysis.rows[node.index].recompute) for node in members),
+            sum(self._weight_seconds(node) for node in members),
             sum(keys[k].footprint for k in own),
             sum(keys[k].footprint for k in stored),
             max(self._workspace[node.index] for node in members),
@@ -247,6 +260,13 @@ class Costs:
         """Recomputing issues kernels that forward has issued, so it is priced by their forward rows."""
         kernels = self._kernels[node.index]
         return sum(kernels[kernel] for kernel in {c.kernel for c in self.analysis.rows[node.index].recompute})
+
+    def _weight_seconds(self, node: Node) -> float:
+        if node.name not in self._streamed:
+            return 0.0
+        resolve = self.analysis.precision.resolve
+        nbytes = sum(resolve(TensorSpec(p.shape, p.dtype)).nbytes for p in node.parameters if p.trainable)
+        return self.gpu.copy_seconds(nbytes, "h2d") if nbytes else 0.0
 
     def _layer(self, node: Node) -> LayerCost:
         made = self._made(node)

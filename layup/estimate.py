@@ -156,7 +156,13 @@ def _estimate(costs: Costs, decisions: Decisions, need: Needs, time: Clock, move
         if at >= 0 and unit.recompute_workspace:
             peak = max(peak, int(live[turned - at]) + costs.entry[turned - at] + unit.recompute_workspace)
     host = sum([costs.keys[k].footprint for k in moves.keys])
-    return Estimate(time.end + moves.seconds, peak, host)
+    returning = sum([costs.back_seconds[k] for k in moves.keys]) / costs.back_crowding
+    leaving = sum([costs.out_seconds[k] for k in moves.keys]) / costs.out_crowding
+    # In the queue of the link a streamed parameter waits behind a copy back, and computation for it: most of its time.
+    behind = 0.6 * returning if costs.load_seconds else 0.0
+    again = sum([u.weight_seconds for u, at in zip(costs.units, need.remade, strict=True) if at >= 0])
+    links = max(costs.load_seconds + again + returning, costs.store_seconds + leaving)
+    return Estimate(max(time.end + moves.seconds + behind, links), peak, host)
 
 
 def copies(costs: Costs, decisions: Decisions, need: Needs, time: Clock, slack: float) -> Moves:

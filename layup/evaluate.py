@@ -53,6 +53,8 @@ class Candidate:
                     kept += costs.keys[k].footprint
         if not self.plan.reuse.lifetimes:
             kept = sum(key.footprint for key in costs.keys)
+        out = costs.store_seconds + out / costs.out_crowding
+        back = costs.load_seconds + back / costs.back_crowding
         seconds = max(clock(costs, need.remade).end, out, back)
         return Bounds(seconds * (1 - 1e-9), base + kept)
 

@@ -21,6 +21,9 @@ from minidnn.schedule.plan import Plan, keep
 _LARGE = 1500
 """Units from which on a candidate takes seconds to evaluate, so that estimates are trusted more."""
 
+_TRIALS = 20_000
+"""Units that are timed in all, in a large net whose parameters are streamed: three candidates of 2,504 layers, one of 9,998."""
+
 
 class Planner:
     """The candidates of one policy for one request, evaluated no further than choices have needed so far."""
@@ -65,14 +68,17 @@ class Planner:
             return self.keep
         waiting = self._by_bound(limit)
         timed: list[tuple[float, int, int, Candidate]] = []  # a heap, the fastest first
+        units = len(self.context.costs.units)
+        trials = max(1, _TRIALS // units) if self._large and self.context.streamed else len(waiting)
         while waiting or timed:
-            if waiting and (not timed or waiting[-1].bounds.seconds < timed[0][0]):
+            if waiting and (not timed or (trials > 0 and waiting[-1].bounds.seconds < timed[0][0])):
                 candidate = waiting.pop()
                 if self._slow(candidate, timed[0][0] if timed else float("inf")) or self._hopeless(
                     candidate, limit, self._doubtful
                 ):
                     continue
                 if candidate.runs_in(limit, host_limit):
+                    trials -= 1
                     reserved = candidate.train.profile.reserved_bytes
                     heappush(timed, (candidate.seconds, reserved, len(waiting), candidate))
                 continue
@@ -87,6 +93,8 @@ class Planner:
         def seconds(candidate: Candidate) -> tuple[float, float]:
             return candidate.bounds.seconds, candidate.guess.seconds if candidate.guess else 0.0
 
+        if self._large and self.context.streamed:  # parameters share the links: bounds exclude little
+            return sorted(self.candidates, key=lambda c: seconds(c)[::-1], reverse=True)
         ordered = sorted(self.candidates, key=seconds, reverse=True)
         fitting = [c for c in ordered if c.guess is not None and c.guess.peak_bytes <= limit]
         if self._large and fitting:
@@ -110,8 +118,11 @@ class Planner:
         return candidate.guess is not None and candidate.guess.peak_bytes - base > margin * max(limit - base, 0)
 
     def _slow(self, candidate: Candidate, seconds: float) -> bool:
-        """In a large net: whether the estimate is so much slower than what is known that it is not worth the seconds."""
-        return self._large and candidate.guess is not None and candidate.guess.seconds > 1.3 * seconds
+        """In a large net: whether a candidate is not worth the seconds of timing it, by its estimate: one of another policy if
+        it is much slower than what is known, one of the chain if it is not clearly faster."""
+        if not self._large or candidate.guess is None:
+            return False
+        return candidate.guess.seconds > (0.98 if candidate.plan.policy == "auto" else 1.3) * seconds
 
     def smallest(self, host_memory: int | None = None) -> Candidate | None:
         """The candidate whose program reserves the fewest device bytes within the host budget; None if none keeps to that."""
