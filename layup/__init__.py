@@ -157,10 +157,8 @@ def _planner(
 
 def _choose(planner: Planner, memory: int | str | None) -> Planned:
     context = planner.context
-    if memory is None:
-        budget = context.request.device_budget(None)
-    else:
-        budget = parse_bytes(memory, whole=lambda: planner.keep.program.reserved_bytes)
+    asked = None if memory is None else parse_bytes(memory, whole=lambda: planner.keep.program.reserved_bytes)
+    budget = context.request.device_budget(asked)
     chosen = planner.select(budget, context.host_memory)
     if chosen is None:
         raise refuse(planner, budget, context.host_memory)

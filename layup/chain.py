@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import pairwise, product
 from typing import NamedTuple
 
@@ -21,8 +22,9 @@ import numpy as np
 
 from layup.checkpoints import checkpoints, crossing
 from layup.context import Context
-from layup.cost import Costs, Unit
+from layup.cost import Costs
 from layup.estimate import KEEP, OFFLOAD, RECOMPUTE, Decisions, Estimate, clock, estimate, needs, to_plan
+from layup.unit import Unit
 from minidnn.schedule.plan import Decision, Plan
 
 SMALLEST_OFFLOAD = 32 << 10
@@ -37,6 +39,13 @@ _EFFORT = 600_000  # of estimates: units times their number
 _NEAR = 1.001  # a candidate so little faster is not worth more bytes
 
 
+class Link(NamedTuple):
+    """A plan of the chain, made by a call, and its estimate."""
+
+    plan: Callable[[], Plan]
+    found: Estimate
+
+
 class Point(NamedTuple):
     """A candidate: decisions by unit, how its copies are timed, and its estimate."""
 
@@ -45,16 +54,18 @@ class Point(NamedTuple):
     found: Estimate
 
 
-def chain(context: Context) -> list[tuple[Plan, Estimate]]:
-    """The plans of the chain with their estimates, from the most bytes to the fewest."""
+def chain(context: Context) -> list[Link]:
+    """The plans of the chain with their estimates, from the most bytes to the fewest. A plan is made when it is called for."""
     search = _Search(context)
     search.add_all(search.families())
     search.blend()
     search.polish()
-    found = [(to_plan(context.costs, p.decisions, "auto", p.slack), p.found) for p in search.front()]
+    front = search.front()
     squeezed = [OFFLOAD if unit.stored else RECOMPUTE for unit in context.costs.units]
     last = search.add(squeezed, 0.0)  # with all that is small: only where nothing else does
-    return found if last is None else [*found, (to_plan(context.costs, squeezed, "auto", 0.0), last.found)]
+    if last is not None and last not in front:
+        front.append(last)
+    return [Link(partial(to_plan, context.costs, p.decisions, "auto", p.slack), p.found) for p in front]
 
 
 def leanest(context: Context) -> Plan:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from layup.unit import Key, LayerCost, Unit, columns_of
 from minidnn.graph import Node
 from minidnn.profiles import Profile
 from minidnn.schedule.analysis import Analysis, aux_key
@@ -23,77 +23,12 @@ from minidnn.spec import TensorSpec, round_up
 _BACKWARD = (Op.BACKWARD_WEIGHT, Op.BACKWARD_DATA)
 
 
-class Key(NamedTuple):
-    """Something a layer makes that can be stored for backward: its output, or an aux that is not kept anyway.
-
-    ``made``, ``last_forward``: index of the node that makes it, and of the last that reads it in forward.
-    ``first_reader``, ``last_reader``: nodes whose backward reads it first and last, the highest and the lowest index; -1: none.
-    """
-
-    name: str
-    unit: int
-    nbytes: int
-    footprint: int
-    made: int
-    last_forward: int
-    first_reader: int
-    last_reader: int
-
-
-class Unit(NamedTuple):
-    """An in-place chain of layers, of which the last one's decision governs: what policies decide about.
-
-    ``keys``: indices of what it makes; ``sources``: indices of what remaking it reads from other units. ``footprint``: bytes
-    of its keys in the slab; ``stored``: of those that some backward reads. ``weight_seconds``: for its weights to visit the
-    device once more, if they are streamed.
-    """
-
-    number: int
-    name: str
-    layers: tuple[str, ...]
-    kinds: tuple[str, ...]
-    first: int
-    last: int
-    keys: tuple[int, ...]
-    sources: tuple[int, ...]
-    forward_seconds: float
-    backward_seconds: float
-    recompute_seconds: float
-    recompute_rows: int
-    weight_seconds: float
-    footprint: int
-    stored: int
-    workspace_bytes: int
-    recompute_workspace: int
-    offload_seconds: float
-    prefetch_seconds: float
-
-
-class LayerCost(NamedTuple):
-    """One layer: times in seconds, sizes in bytes. ``unit`` is the layer whose decision governs it.
-
-    ``output_bytes``: what it makes; ``stored_bytes``: of that, what some backward reads; transfers are of the output.
-    """
-
-    name: str
-    kind: str
-    unit: str
-    forward_seconds: float
-    backward_seconds: float
-    recompute_seconds: float
-    output_bytes: int
-    stored_bytes: int
-    workspace_bytes: int
-    offload_seconds: float
-    prefetch_seconds: float
-
-
 class Costs:
     """Costs of all layers and units of one request.
 
     Attributes:
         layers: one entry a layer. units: in the order of their last layers. keys: what they make.
-        unit_of: index of the unit of every node.
+        unit_of: index of the unit of every node. columns: fields of keys and units as arrays.
         forward_seconds, backward_seconds, forward_rows, backward_rows: by node; rows are those of ``compute``, updates apart.
         forward_ends, forward_row_ends: seconds and rows until a node's forward has ended.
         out_seconds, back_seconds, first_readers, last_readers: by key. A copy takes longer by ``out_crowding`` or
@@ -101,6 +36,7 @@ class Costs:
         around: by position (N forward, then N backward, last node first): bytes alive besides the keys: parameters,
             gradients, workspaces, the batch. entry: the same where a node's rows begin, without its own workspace and results.
         input_seconds: until the batch is where the first layer reads it.
+        base_bytes: persistent device bytes.
         step_seconds, peak_bytes: compute time of a step under ``keep``, and most bytes alive.
     """
 
@@ -111,6 +47,7 @@ class Costs:
         ``streamed``: layers whose parameters visit the device."""
         self.analysis = analysis
         self.gpu = gpu
+        self.base_bytes = base_bytes
         nodes = analysis.graph.nodes
         count = len(nodes)
         self.nodes: list[Node] = nodes
@@ -126,7 +63,8 @@ class Costs:
         self.forward_ends = list(accumulate(self.forward_seconds, initial=self.input_seconds))[1:]
         self.forward_row_ends = list(accumulate(self.forward_rows))
         self.unit_of, self.keys, self.units = self._units()
-        self.reversed_units = self.units[::-1]
+        self.reversed_links = [(unit.number, unit.keys, unit.sources) for unit in reversed(self.units)]
+        self.columns = columns_of(self.keys, self.units)
         self.first_readers, self.last_readers = [k.first_reader for k in self.keys], [k.last_reader for k in self.keys]
         self.layers = tuple(self._layer(node) for node in nodes)
         self.step_seconds = self.input_seconds + sum(self.forward_seconds) + sum(self.backward_seconds)
@@ -137,7 +75,7 @@ class Costs:
         self.peak_bytes = max(self._alive)
         keys_alive = self._keys_alive()
         self.around: NDArray[np.int64] = np.array(self._alive, np.int64) - keys_alive
-        self.entry: list[int] = (np.array(self._entry, np.int64) - keys_alive).tolist()
+        self.entry: NDArray[np.int64] = np.array(self._entry, np.int64) - keys_alive
 
     def position(self, backward_node: int) -> int:
         """Position of a node's backward."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from layup.cost import Costs, Unit
-from minidnn.schedule.plan import Decision, Plan, Reuse
+from layup.cost import Costs
+from layup.unit import Unit
+from minidnn.schedule.plan import Decision, Plan
 
 KEEP, OFFLOAD, RECOMPUTE = Decision.KEEP, Decision.OFFLOAD, Decision.RECOMPUTE
 
@@ -59,25 +59,31 @@ class Moves(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a plan would take. ``host_bytes``: of activations alone."""
+    """What a plan would take. ``host_bytes``: of activations alone. ``least_seconds``, ``least_bytes``: no run of it takes less:
+    the compute stream alone, or a link alone; what is kept, at the end of forward, and what is persistent."""
 
     seconds: float
     peak_bytes: int
     host_bytes: int
+    least_seconds: float
+    least_bytes: int
 
 
 def needs(costs: Costs, decisions: Decisions) -> Needs:
     """Who needs what, closed over the inputs of RECOMPUTE units. O(units)."""
     first, last = costs.first_readers.copy(), costs.last_readers.copy()
     remade = [-1] * len(costs.units)
-    for unit in costs.reversed_units:
-        if decisions[unit.number] is not RECOMPUTE:
+    for number, keys, sources in costs.reversed_links:
+        if decisions[number] is not RECOMPUTE:
             continue
-        at = max([first[k] for k in unit.keys], default=-1)
+        at = -1
+        for k in keys:
+            if first[k] > at:
+                at = first[k]
         if at < 0:
             continue
-        remade[unit.number] = at
-        for k in unit.sources:
+        remade[number] = at
+        for k in sources:
             if first[k] < at:
                 first[k] = at
             if last[k] < 0 or last[k] > at:
@@ -87,20 +93,19 @@ def needs(costs: Costs, decisions: Decisions) -> Needs:
 
 def clock(costs: Costs, remade: Sequence[int]) -> Clock:
     """Run the compute stream alone."""
-    seconds, rows = costs.backward_seconds.copy(), costs.backward_rows.copy()
-    for unit, at in zip(costs.units, remade, strict=True):
-        if at >= 0:
-            seconds[at] += unit.recompute_seconds
-            rows[at] += unit.recompute_rows
+    seconds, rows, at = np.array(costs.backward_seconds), np.array(costs.backward_rows), np.array(remade)
+    units = np.flatnonzero(at >= 0)
+    np.add.at(seconds, at[units], costs.columns.recompute_seconds[units])
+    np.add.at(rows, at[units], costs.columns.recompute_rows[units])
     turn = costs.forward_ends[-1]
     # Backward runs from the last node to the first: what a node's prefix sums to is what is left when it begins.
-    left, rows_left = list(accumulate(seconds)), list(accumulate(rows))
-    end, total = turn + left[-1], rows_left[-1]
+    left, rows_left = np.cumsum(seconds), np.cumsum(rows)
+    end = turn + float(left[-1])
     return Clock(
         costs.forward_ends,
         costs.forward_row_ends,
-        [end - s for s in reversed(left)],
-        [total - r for r in reversed(rows_left)],
+        (end - left[::-1]).tolist(),
+        (rows_left[-1] - rows_left[::-1]).tolist(),
         turn,
         end,
     )
@@ -117,10 +122,8 @@ def estimate(costs: Costs, decisions: Decisions, slack: float = 1.0) -> Estimate
     return _estimate(costs, decisions, need, time, copies(costs, decisions, need, time, slack))
 
 
-def estimate_plan(costs: Costs, plan: Plan) -> Estimate | None:
-    """Estimate a plan with its own lags and distances; None if it is memory-centric or switches some reuse off."""
-    if plan.memory_centric or plan.reuse != Reuse():
-        return None
+def estimate_plan(costs: Costs, plan: Plan) -> Estimate:
+    """Estimate a plan with its own lags and distances, as if it were speed-centric and had all reuse on."""
     decisions = [plan.decision(unit.name) for unit in costs.units]
     need = needs(costs, decisions)
     time = clock(costs, need.remade)
@@ -130,39 +133,40 @@ def estimate_plan(costs: Costs, plan: Plan) -> Estimate | None:
 def _estimate(costs: Costs, decisions: Decisions, need: Needs, time: Clock, moves: Moves) -> Estimate:
     count = len(costs.nodes)
     turned = 2 * count - 1  # a node's backward is at position ``turned - index``
-    change = [0] * (2 * count + 1)
-    moving = dict(zip(moves.keys, zip(moves.gone, moves.here, strict=True), strict=True))
-    first, last = need.first, need.last
-    for unit in costs.units:
-        kept = decisions[unit.number] is KEEP
-        for k in unit.keys:
-            _, _, _, footprint, made, until, _, _ = costs.keys[k]
-            change[made] += footprint
-            if first[k] < 0:
-                change[until + 1] -= footprint
-                continue
-            change[turned - last[k] + 1] -= footprint
-            if kept:
-                continue
-            back = first[k]
-            if k in moving:
-                gone, back = moving[k]
-                until = max(until, gone)
-            change[until + 1] -= footprint
-            change[turned - back] += footprint
+    columns = costs.columns
+    keep = np.array([decision is KEEP for decision in decisions])[columns.unit]
+    first, last, until = np.array(need.first), np.array(need.last), columns.last_forward.copy()
+    stored, back = first >= 0, first.copy()
+    until[moves.keys] = np.maximum(until[moves.keys], moves.gone)
+    back[moves.keys] = moves.here
+    change = np.zeros(2 * count + 1, np.int64)
+    size, kept, away = columns.footprint, stored & keep, stored & ~keep
+    for at, which, sign in (
+        (columns.made, slice(None), 1),
+        (until + 1, ~kept, -1),
+        (turned - last + 1, stored, -1),
+        (turned - back, away, 1),
+    ):
+        np.add.at(change, at[which], sign * size[which])
     live = np.cumsum(change)[:-1]
     peak = int((live + costs.around).max())
-    for unit, at in zip(costs.units, need.remade, strict=True):
-        if at >= 0 and unit.recompute_workspace:
-            peak = max(peak, int(live[turned - at]) + costs.entry[turned - at] + unit.recompute_workspace)
-    host = sum([costs.keys[k].footprint for k in moves.keys])
+    remade = np.array(need.remade)
+    again = np.flatnonzero(remade >= 0)
+    busy = again[columns.recompute_workspace[again] > 0]
+    if len(busy):
+        at = turned - remade[busy]
+        peak = max(peak, int((live[at] + costs.entry[at] + columns.recompute_workspace[busy]).max()))
+    host = int(size[moves.keys].sum())
     returning = sum([costs.back_seconds[k] for k in moves.keys]) / costs.back_crowding
     leaving = sum([costs.out_seconds[k] for k in moves.keys]) / costs.out_crowding
-    # In the queue of the link a streamed parameter waits behind a copy back, and computation for it: most of its time.
-    behind = 0.6 * returning if costs.load_seconds else 0.0
-    again = sum([u.weight_seconds for u, at in zip(costs.units, need.remade, strict=True) if at >= 0])
-    links = max(costs.load_seconds + again + returning, costs.store_seconds + leaving)
-    return Estimate(max(time.end + moves.seconds + behind, links), peak, host)
+    # In the queue of the link a streamed parameter waits behind a copy back, and computation for it: part of its time.
+    behind = 0.4 * returning if costs.load_seconds else 0.0
+    in_all = max(
+        costs.load_seconds + float(columns.weight_seconds[again].sum()) + returning, costs.store_seconds + leaving
+    )
+    least = max(time.end, costs.load_seconds + returning, costs.store_seconds + leaving)
+    held = costs.base_bytes + int(size[kept].sum())
+    return Estimate(max(time.end + moves.seconds + behind, in_all), peak, host, least * (1 - 1e-9), held)
 
 
 def copies(costs: Costs, decisions: Decisions, need: Needs, time: Clock, slack: float) -> Moves:
@@ -256,15 +260,21 @@ def to_plan(
     """The plan of these decisions, with lags and distances for its copies. Decisions that move nothing are left out."""
     need = needs(costs, decisions)
     time = clock(costs, need.remade)
-    return timed_plan(
-        costs, decisions, policy, copies(costs, decisions, need, time, slack), memory_centric=memory_centric
-    )
+    moves = copies(costs, decisions, need, time, slack)
+    return timed_plan(costs, decisions, policy, moves, need, time, memory_centric=memory_centric)
 
 
-def timed_plan(costs: Costs, decisions: Decisions, policy: str, moves: Moves, *, memory_centric: bool = False) -> Plan:
+def timed_plan(
+    costs: Costs,
+    decisions: Decisions,
+    policy: str,
+    moves: Moves,
+    need: Needs,
+    time: Clock,
+    *,
+    memory_centric: bool = False,
+) -> Plan:
     """The plan of these decisions whose copies run as ``moves`` says: nodes become rows of the compute stream."""
-    need = needs(costs, decisions)
-    time = clock(costs, need.remade)
     last = len(costs.nodes) - 1
     lags: dict[str, int] = {}
     distances: dict[str, int] = {}

@@ -6,13 +6,15 @@ and time; then the whole program. Each step costs several times the one before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 from layup.context import Context
-from layup.estimate import KEEP, OFFLOAD, Estimate, clock, needs
+from layup.estimate import Estimate, estimate_plan
 from minidnn.schedule.instruction import HOST, Instruction
-from minidnn.schedule.plan import Plan
+from minidnn.schedule.plan import Plan, Reuse
 from minidnn.schedule.program import Program, Schedule, build_schedule
 from minidnn.schedule.simulate import MemoryProfile, live_curve
 
@@ -27,36 +29,29 @@ class Bounds(NamedTuple):
 class Candidate:
     """A plan, and what is known of it so far."""
 
-    def __init__(self, context: Context, plan: Plan, guess: Estimate | None = None) -> None:
-        """``guess``: the estimate of the plan, if there is one."""
+    def __init__(self, context: Context, plan: Plan | Callable[[], Plan], guess: Estimate | None = None) -> None:
+        """``plan``: or what makes it when it is needed. ``guess``: the estimate of the plan, if there is one."""
         self.context = context
-        self.plan = context.complete(plan)
         self.guess = guess
+        self._plan = plan
         self._rows: list[Instruction] = []  # of the step, until its schedule is made of them
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan itself."""
+        return self.context.complete(self._plan if isinstance(self._plan, Plan) else self._plan())
 
     @cached_property
     def bounds(self) -> Bounds:
         """From the costs alone."""
-        costs, base = self.context.costs, self.context.base_bytes
-        decisions = [self.plan.decision(unit.name) for unit in costs.units]
-        need = needs(costs, decisions)
-        out = back = 0.0
-        kept = 0
-        for unit in costs.units:
-            for k in unit.keys:
-                if need.first[k] < 0:
-                    continue
-                if decisions[unit.number] is OFFLOAD:
-                    out += costs.out_seconds[k]
-                    back += costs.back_seconds[k]
-                elif decisions[unit.number] is KEEP:
-                    kept += costs.keys[k].footprint
-        if not self.plan.reuse.lifetimes:
-            kept = sum(key.footprint for key in costs.keys)
-        out = costs.store_seconds + out / costs.out_crowding
-        back = costs.load_seconds + back / costs.back_crowding
-        seconds = max(clock(costs, need.remade).end, out, back)
-        return Bounds(seconds * (1 - 1e-9), base + kept)
+        if self.guess is not None:
+            return Bounds(self.guess.least_seconds, self.guess.least_bytes)
+        costs, plan = self.context.costs, self.plan
+        found = estimate_plan(costs, replace(plan, reuse=Reuse(), memory_centric=False))
+        kept = found.least_bytes
+        if not plan.reuse.lifetimes:
+            kept = costs.base_bytes + sum(key.footprint for key in costs.keys)
+        return Bounds(found.least_seconds, kept)
 
     @cached_property
     def peaks(self) -> tuple[int, int]:
@@ -96,6 +91,12 @@ class Candidate:
     def forget_rows(self) -> None:
         """Give up the rows, which are kept for the schedule."""
         self._rows = []
+
+    def forget(self) -> None:
+        """Give up all that was built, gigabytes in a net of thousands of layers. It is built again if asked for."""
+        self.forget_rows()
+        for name in ("train", "program"):
+            self.__dict__.pop(name, None)
 
     def fits(self, memory: float, host_memory: float) -> bool:
         """Whether the whole program fits both budgets: training, evaluation, gradients, smaller batches."""

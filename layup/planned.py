@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from layup.context import Context
-from layup.cost import Costs, Unit
+from layup.cost import Costs
 from layup.estimate import KEEP, OFFLOAD, RECOMPUTE, acts, needs
 from layup.evaluate import Candidate
+from layup.unit import Unit
 from minidnn.profiles import Profile
 from minidnn.schedule.instruction import COMPUTE, Instruction, Op
 from minidnn.schedule.plan import Decision, Plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from minidnn.errors import DoesNotFit, UserError
 from minidnn.schedule.program import Program
@@ -32,12 +33,74 @@ def parse_bytes(text: str | int, *, what: str = "memory", whole: Callable[[], in
     return nbytes
 
 
+MODULE_BYTES = 64 << 20
+"""Kernels that are compiled and modules of libraries that are loaded after a device was opened, at most: seen, 20 MiB."""
+
+NODE_BYTES = 2 * 2048
+"""Of a captured kernel: a node of a graph takes up to 2 KiB outside the slab, and there is a graph for each pinned slot."""
+
+LAYER_KERNELS = 8
+"""Kernels of a layer in a training step, at most."""
+
+
+class ProcessMemory(NamedTuple):
+    """A bound on what the driver counts for a process, and what of that lies outside the slab."""
+
+    limit: int
+    outside_bytes: int
+
+    @property
+    def slab_bytes(self) -> int:
+        """What is left for the slab."""
+        return self.limit - self.outside_bytes
+
+    def text(self) -> str:
+        """What it says about a budget."""
+        return (
+            f"--process-memory {self.limit} B less {self.outside_bytes} B outside the slab: context, cuDNN, kernels and graphs, "
+            "and what other processes hold on this GPU"
+        )
+
+
+def process_memory(device: Any, limit: int, layers: int, captured: bool) -> ProcessMemory:
+    """What ``limit`` bytes for the process leave for a slab on an open GPU. Raises UserError where that is nothing.
+
+    What is outside now is measured, kernels and graphs that will be made are estimated from above.
+    """
+    graphs = layers * LAYER_KERNELS * NODE_BYTES if captured else 0
+    found = ProcessMemory(limit, device.outside_bytes() + MODULE_BYTES + graphs)
+    if found.slab_bytes <= 0:
+        raise UserError(
+            f"--process-memory {limit} leaves nothing for the slab: {found.outside_bytes} bytes lie outside it on {device.name} "
+            f"(context, cuDNN, kernels and graphs, and what other processes hold there); give more than {found.outside_bytes}"
+        )
+    return found
+
+
+def device_limit(device: Any, memory: int | None, process: ProcessMemory | None) -> int | None:
+    """The budget of the slab: what was asked for, on a GPU no more than there is. None: no limit.
+
+    Raises UserError for a budget above the free memory of a GPU.
+    """
+    free = getattr(device, "free_bytes", None)
+    if free is not None and memory is not None and memory > free:
+        raise UserError(
+            f"--memory {memory} is above what is free on {device.name}: {free} bytes; give at most --memory {free}"
+        )
+    limits = [limit for limit in (memory, None if process is None else process.slab_bytes) if limit is not None]
+    if free is not None and memory is None:
+        limits.append(int(device.available_bytes))
+    return min(limits, default=None)
+
+
 def require_fit(
-    program: Program, memory: int | None, host_memory: int | None, leaner: Callable[[], tuple[int, int | None]] | None
-) -> None:
+    program: Program, memory: int | None, host_memory: int | None, leaner: Callable[[], tuple[int, int | None]] | None,
+    why: str = "",
+) -> None:  # fmt: skip
     """Raise DoesNotFit, naming row, residents and a minimum that works, if the program exceeds a budget.
 
-    ``leaner`` returns ``(workspace limit, reserved bytes)`` of the leanest recipe, so that the message can offer it.
+    ``why`` says where the device budget comes from, if not from the user. ``leaner`` returns ``(workspace limit, reserved
+    bytes)`` of the leanest recipe, so that the message can offer it.
     """
     if host_memory is not None and program.host_bytes > host_memory:
         raise _refusal(
@@ -61,8 +124,8 @@ def require_fit(
     raise _refusal(
         program,
         f"the step needs {program.reserved_bytes} B ({human_bytes(program.reserved_bytes)}), the budget is {memory} B "
-        f"({human_bytes(memory)}), short by {short} B, at {schedule.profile.peak_text} of schedule {schedule.name!r}; "
-        f"largest residents there: {largest}; the smallest budget that runs is {program.reserved_bytes} B; "
+        f"({human_bytes(memory)}{'; ' * bool(why)}{why}), short by {short} B, at {schedule.profile.peak_text} of schedule "
+        f"{schedule.name!r}; largest residents there: {largest}; the smallest budget that runs is {program.reserved_bytes} B; "
         f"try {', or '.join(advice)}",
     )
 

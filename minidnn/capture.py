@@ -10,6 +10,9 @@ The batch does not travel inside the graph, or it would have to wait for the ste
     graph   all other rows. A launch is one unit of work on ``compute``: it begins after the head and all other streams,
             and its end is the end of every copy in it. So no wait for an earlier run is needed inside, and none is recorded.
 
+NCCL's calls are rows of the graph like others. It wants a call to be captured on all ranks or on none, so ``ParallelStep``
+sees to it that all ranks come to a schedule with the same pinned slot.
+
 Evaluation, gradients and every other schedule run row by row; the first of them after a graph waits for its end.
 """
 
@@ -20,19 +23,27 @@ from functools import partial
 
 from minidnn.device.base import Device, Event
 from minidnn.executor import BATCHES_IN_FLIGHT, BoundSchedule, Executor
+from minidnn.parallel.communicator import Communicator
 from minidnn.profiles import Profile
 from minidnn.schedule.instruction import COMPUTE, H2D, Op
 from minidnn.schedule.program import Program, Schedule
 
-UNCAPTURED = ("eval", "gradients")
+UNCAPTURED = ("eval", "gradients", "flush", "flush_other")
 """Schedules that are run too rarely, or that copy into ordinary host memory."""
 
 
 class CapturingExecutor(Executor):
     """See the module. ``device`` must have ``capture``, ``launch`` and ``follow``: it is a CudaDevice."""
 
-    def __init__(self, program: Program, device: Device, profile: Profile, precision: str) -> None:
-        super().__init__(program, device, profile, precision)
+    def __init__(
+        self,
+        program: Program,
+        device: Device,
+        profile: Profile,
+        precision: str,
+        communicator: Communicator | None = None,
+    ) -> None:
+        super().__init__(program, device, profile, precision, communicator=communicator)
         self._graphs: dict[tuple[str, int], object] = {}
         self._seen: set[tuple[str, int]] = set()
         self._end: Event | None = None  # of the graph launched last, while nothing else has run since

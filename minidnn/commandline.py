@@ -107,6 +107,8 @@ def add_memory(parser: ArgumentParser) -> None:
     )
     add("--memory", metavar="SIZE",
         help="device bytes the step may reserve: 4GiB, 500MB, bytes, or 60%% of what keep reserves")  # fmt: skip
+    add("--process-memory", metavar="SIZE",
+        help="bytes the GPU's driver may count for the process: the slab and, measured, all outside it")  # fmt: skip
     add("--host-memory", metavar="SIZE", help="pinned host bytes it may take")
     add("--policy", metavar="NAME", help="rule that makes the plan: keep, layup, vdnn ... (default: auto, the fastest)")
     add("--theta", type=_real(0), metavar="T", help="of policy layup: offload what a layer computes T times as long as")
@@ -134,7 +136,7 @@ def add_training(parser: ArgumentParser) -> None:
     add("--weights", metavar="FILE", help="safetensors file of weights under torchvision's names to start from")
     add("--resume", metavar="FILE", help="go on from a checkpoint, bit for bit; auto: the newest in --output, if any")
     add("-e", "--evaluate", action="store_true", help="evaluate only, with --resume or --weights")
-    add("--strategy", metavar="NAME", help="data parallelism under mpiexec or srun: ring_delayed, ring, all_reduce, "
+    add("--strategy", metavar="NAME", help="data parallelism under mpiexec, srun or torchrun: ring_delayed, ring, all_reduce, "
         "master_slave, tree; with :steps or :nccl, how")  # fmt: skip
     add("--ring-warmup", type=_whole(0), metavar="N", help="updates of ring_delayed without delay (default: 0)")
     add("--ring-timeout", type=_real(1), metavar="S", help="seconds in which all ranks end after one (default: 30)")
@@ -157,8 +159,8 @@ def complete(args: Namespace, saved: Mapping[str, Any] | None = None) -> Namespa
         if getattr(done, name) is None:
             raise UserError(f"{option} is missing, for example: --data digits -a resnet20")
     defaults = DEFAULTS[name_of(done.data)]
-    for name in ("memory", "host_memory", "workspace_limit"):
-        if (text := getattr(done, name)) is not None:  # a percentage is known after the plan ``keep`` has been made
+    for name in ("memory", "process_memory", "host_memory", "workspace_limit"):
+        if (text := getattr(done, name, None)) is not None:  # a percentage is known once ``keep`` is planned
             whole = (lambda: 10**15) if name == "memory" else None
             parse_bytes(text, what=f"--{name.replace('_', '-')}", whole=whole)
     if args.momentum is not None and (done.opt or defaults.opt) == "adam":

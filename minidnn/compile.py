@@ -37,6 +37,7 @@ def compile(
     communicator: Communicator | None = None,
     capture: str = "auto",
     fusions: Sequence[str] | None = None,
+    process_memory: int | str | None = None,
 ) -> CompiledStep:
     """Compile a training step, or refuse it.
 
@@ -50,13 +51,15 @@ def compile(
         host_memory: the same for pinned host memory.
         recipe: replay these bit-changing choices; None: the backend chooses, under ``workspace_limit`` bytes a convolution.
         seed: of initial weights and dropout.
-        allocator: ``"slab"``: one allocation, planned offsets. ``"pool"``: the same rows on the model of CuPy's pool.
+        allocator: ``"slab"``: one allocation, planned offsets. ``"pool"``: the same rows on a pool like CuPy's.
         tail: samples of a smaller last batch.
         accumulate: micro-batches that one update sees.
         strategy: data parallelism: ``ring_delayed``, ``ring``, ``all_reduce``, ``master_slave`` or ``tree``, with ``:steps`` or
             ``:nccl`` after it to choose how; graph and ``tail`` then count the samples of all ranks together.
         communicator: this rank's end of the group; None: a group of one.
         capture: whether training steps are replayed as CUDA graphs: ``"auto"`` (on a GPU), ``"on"`` or ``"off"``.
+        process_memory: bytes that a GPU's driver may count for the process: the slab and what lies outside it, which is
+            measured. It bounds ``memory``.
         fusions: chains of layers to compute as one (``minidnn.fuse.FUSIONS``); None: those that pay on the device.
 
     Raises:
@@ -65,7 +68,7 @@ def compile(
     """
     request = prepare(
         graph, optimizer, device, profile, precision, recipe, seed, deterministic, allocator, tail, accumulate,
-        workspace_limit, strategy, communicator, capture, fusions,
+        workspace_limit, strategy, communicator, capture, fusions, process_memory,
     )  # fmt: skip
     try:
         return _compile(request, plan, memory, host_memory)
@@ -89,5 +92,7 @@ def _compile(
     budget = request.device_budget(memory)
     host_budget = None if host_memory is None else parse_bytes(host_memory, what="host_memory")
     program = request.program(plan)
-    require_fit(program, budget, host_budget, leaner)
+    process = request.process()
+    bound = process is not None and budget == process.slab_bytes
+    require_fit(program, budget, host_budget, leaner, process.text() if process is not None and bound else "")
     return request.step(plan, program, budget)

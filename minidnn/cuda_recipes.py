@@ -1,4 +1,4 @@
-"""The recipe of a graph on a CUDA device: its fusions and, for every convolution direction, cuDNN's engine and workspace."""
+"""The recipe of a graph on a CUDA device: its fusions, and engine and workspace of every direction of a convolution or Linear."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from minidnn.fuse import FUSIONS, check_fusions, fuse
 from minidnn.graph import Node
-from minidnn.kernels.cudnn import Convolution
-from minidnn.layers import Graph
+from minidnn.kernels.cudnn import OWN, Convolution, Problem, linear_product
+from minidnn.layers import Graph, Linear
 from minidnn.precision import Precision
+from minidnn.precision import precision as find_precision
 from minidnn.schedule.analysis import Analysis
 from minidnn.schedule.recipe import Engine, Recipe
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 CUDA_ACCUMULATING = ("channel_sum",)
 """CUDA kernels that can add into an existing weight gradient: cuDNN's cannot."""
+
+MOST_NOTES = 4
+"""Refusals of the libraries that are told one by one."""
 
 UNBOUNDED = 1 << 30
 """Bytes of workspace of one convolution where no limit is given."""
@@ -32,7 +36,7 @@ def cuda_recipe(
     graph: Graph, precision: Precision, workspace_limit: int | None, deterministic: bool,
     fusions: Sequence[str] | None = None, *, device: CudaDevice, tune: bool = False,
 ) -> Recipe:  # fmt: skip
-    """Ask cuDNN's heuristics for every direction of every convolution, or (``tune``) measure which engine is fastest.
+    """Ask cuDNN's heuristics for every direction of every convolution and Linear, or (``tune``) measure which engine is fastest.
 
     Looks at no budget. Measuring takes seconds and may choose differently every time: keep the recipe it gives.
     ``device`` must have been made for the same precision and determinism; it keeps the plans it builds. ``fusions`` None:
@@ -57,6 +61,27 @@ def cuda_recipe(
     return Recipe(precision.name, "cuda", engines, CUDA_ACCUMULATING, workspace_limit, deterministic, tuple(fusions))
 
 
-def _problem(node: Node, direction: str, attrs: dict[str, tuple[int, int]], precision: Precision) -> Convolution:
+def fallback_notes(graph: Graph, recipe: Recipe) -> tuple[str, ...]:
+    """What the libraries refused, each with layer, shapes and element type, and how it is computed instead: for people."""
+    if recipe.backend != "cuda":
+        return ()
+    precision, found = find_precision(recipe.precision), []
+    for node in fuse(graph, recipe.fusions).graph.nodes:
+        for direction in ("forward", "forward_relu", "backward_data", "backward_weight"):
+            engine = recipe.engines.get(f"{node.name}:{direction}")
+            if engine is None or not engine.name.startswith(OWN.name):
+                continue
+            y, weight = node.output.shape, node.parameter("weight").shape
+            found.append(
+                f"neither cuDNN nor cuBLAS has an engine for {direction} of {node.name!r}, x {node.inputs[0].shape}, y {y}, "
+                f"weight {weight}, {precision.compute}, under the workspace limit: our own kernel computes it, which is slower"
+            )
+    more = len(found) - MOST_NOTES
+    return (*found[:MOST_NOTES], f"and so in {more} more cases") if more > 0 else tuple(found)
+
+
+def _problem(node: Node, direction: str, attrs: dict[str, tuple[int, int]], precision: Precision) -> Problem:
     x, y, weight = node.inputs[0].shape, node.output.shape, node.parameter("weight").shape
+    if isinstance(node.layer, Linear):
+        return linear_product(direction, x[0], x[1], y[1], precision.compute)
     return Convolution(direction, x, y, weight, attrs["stride"], attrs["padding"], attrs["dilation"], precision.compute)

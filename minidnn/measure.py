@@ -81,6 +81,11 @@ class _Counter:
             self._gpu.copy(target, source, COMPUTE)()
             self._gpu.synchronize()
 
+    def synchronize(self) -> None:
+        """Wait for what was enqueued on a GPU."""
+        if self._gpu is not None:
+            self._gpu.synchronize()
+
     def _drop(self, space: str, nbytes: int) -> None:
         self.live[space] -= nbytes
 
@@ -151,6 +156,7 @@ def _execute(
         return
     if row.op in EXCHANGES:
         exchange_work(communicator, row, operands)()
+        counter.synchronize()
         return
     if not row.kernel:
         counter.move(operands[0], operands[1])

@@ -1,4 +1,4 @@
-"""PoolExecutor: the same rows on the model of CuPy's memory pool instead of a planned slab.
+"""PoolExecutor: the same rows on a memory pool like CuPy's instead of a planned slab, on both devices.
 
 ``--allocator pool``: every ALLOC row takes a block from the pool and every FREE row gives it back; rows run one after another
 on one stream, since a pool cannot know what other streams still read. It shows what planning saves: live, used and held bytes
@@ -8,13 +8,13 @@ differ. It does not overlap copies with computation.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from minidnn.device.base import Array, Device, Event
-from minidnn.device.emulated import EmulatedDevice, EmulatedEvent
 from minidnn.device.pool import PinnedPoolModel, PoolModel, PoolOutOfMemory
-from minidnn.errors import DoesNotFit, UserError
+from minidnn.errors import DoesNotFit
 from minidnn.executor import BATCHES_IN_FLIGHT, BoundSchedule, Executor
 from minidnn.profiles import Profile
 from minidnn.schedule.instruction import COMPUTE, DEVICE, HOST, RESULT, Buffer, Instruction, Op, Value
@@ -76,36 +76,34 @@ class PoolExecutor(Executor):
     """
 
     def __init__(self, program: Program, device: Device, profile: Profile, precision: str, memory: int | None) -> None:
-        if not isinstance(device, EmulatedDevice):
-            raise UserError(f"allocator='pool' runs on the emulated device, not on {device.name}; use allocator='slab'")
         if memory is not None:
             require_pool_fit(program, memory)
         super().__init__(program, device, profile, precision, reserve=False)
-        self.pool = PoolModel(memory)
-        self.pinned_pool = PinnedPoolModel()
-        self._arrays: dict[Buffer, tuple[int, Array]] = {}
+        made = getattr(device, "pools", _emulated_pools)
+        self.pool: Any
+        self.pinned_pool: Any
+        self.pool, self.pinned_pool = made(memory)
+        self._blocks: dict[Buffer, int] = {}
         for buffer in (*program.persistent.buffers, *program.persistent.host_buffers):
             self._allocate(buffer)
 
+    def _pool(self, buffer: Buffer) -> Any:
+        return self.pinned_pool if buffer.space == HOST else self.pool
+
     def _allocate(self, buffer: Buffer) -> None:
-        pool = self.pinned_pool if buffer.space == HOST else self.pool
-        block = pool.malloc(buffer.footprint)
-        self._arrays[buffer] = (block, np.full(buffer.footprint, 0xFF, np.uint8))
+        self._blocks[buffer] = self._pool(buffer).malloc(buffer.footprint)
 
     def _free(self, buffer: Buffer) -> None:
-        block, _ = self._arrays.pop(buffer)
-        (self.pinned_pool if buffer.space == HOST else self.pool).free(block)
+        self._pool(buffer).free(self._blocks.pop(buffer))
 
     def view(self, value: Value, offsets: Mapping[Buffer, int] | None = None, *, slot: int = 0) -> Array:
         """The array of a value in the block that its buffer has now."""
         buffer = self._slots[value.buffer][slot] if value.buffer in self._slots else value.buffer
-        spec: TensorSpec = value.spec
-        whole = self._arrays[buffer][1]
-        return whole[value.offset : value.offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
+        return self._pool(buffer).array(self._blocks[buffer], value.offset, value.spec)
 
     def slot_bytes(self, buffer: Buffer) -> Array:
         """All bytes of a pinned slot."""
-        return self._arrays[buffer][1]
+        return self._pool(buffer).array(self._blocks[buffer], 0, TensorSpec((buffer.footprint,), "uint8"))
 
     def bound(self, name: str) -> BoundSchedule:
         """Nothing is bound ahead: addresses change with every step. Holds the arrays of fetched gradients."""
@@ -121,14 +119,13 @@ class PoolExecutor(Executor):
             for row in bound.schedule.rows:
                 self._step(row, bound, parity)
         except BaseException:
-            for buffer in [buffer for buffer in self._arrays if not buffer.persistent]:
+            for buffer in [buffer for buffer in self._blocks if not buffer.persistent]:
                 self._free(buffer)  # a failed step leaves nothing behind
             raise
+        end = self.device.submit(COMPUTE, None, (), 0.0, True)
         self.device.synchronize()
         self._runs += 1
-        event = EmulatedEvent()
-        event.done = True
-        return event
+        return end
 
     def _step(self, row: Instruction, bound: BoundSchedule, parity: int) -> None:
         if row.op is Op.ALLOC:
@@ -154,10 +151,54 @@ class PoolExecutor(Executor):
             work = self.device.copy(operands[0], operands[1], COMPUTE)
         seconds = row_seconds(row, self._profile, self._precision)
         event = self.device.submit(COMPUTE, work, (), seconds, False)
-        self.device.wait(event)
+        if event is not None:  # the emulated device runs late; on a GPU the order of the stream is all that is needed
+            self.device.wait(event)
 
     def close(self) -> None:
         """Give everything back to the pools, and the pools back."""
         super().close()
-        self._arrays.clear()
+        for buffer in list(self._blocks):
+            self._free(buffer)
         self.pool.free_all_blocks()
+
+
+class _EmulatedPool(PoolModel):
+    """The model, and beside it an array for each block, poisoned when it is taken."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__(limit)
+        self._bytes: dict[int, Array] = {}
+
+    def malloc(self, nbytes: int, stream: str = COMPUTE) -> int:
+        block = super().malloc(nbytes, stream)
+        self._bytes[block] = np.full(nbytes, 0xFF, np.uint8)
+        return block
+
+    def free(self, block: int) -> None:
+        super().free(block)
+        del self._bytes[block]
+
+    def array(self, block: int, offset: int, spec: TensorSpec) -> Array:
+        """A view into a block."""
+        return self._bytes[block][offset : offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
+
+
+class _EmulatedPinnedPool(PinnedPoolModel):
+    """The same of pinned memory."""
+
+    def allocate(self, nbytes: int) -> Array:
+        return np.empty(nbytes, np.uint8)
+
+    def malloc(self, nbytes: int) -> int:
+        block = super().malloc(nbytes)
+        self.place(block).fill(0xFF)
+        return block
+
+    def array(self, block: int, offset: int, spec: TensorSpec) -> Array:
+        """A view into a block."""
+        part: Array = self.place(block)[offset : offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
+        return part
+
+
+def _emulated_pools(limit: int | None) -> tuple[_EmulatedPool, _EmulatedPinnedPool]:
+    return _EmulatedPool(limit), _EmulatedPinnedPool()

@@ -35,7 +35,7 @@ def numpy_recipe(
         if node.output.requires_grad and node.inputs[0].requires_grad and any(call.engine for call in calls):
             calls += node.layer.backward_data(shapes, 0)
         for call in calls:
-            if call.engine:
+            if call.engine and call.kernel.startswith("conv2d"):  # a matrix product is BLAS's: nothing to choose
                 key = f"{node.name}:{call.engine}"
                 engines[key] = _numpy_engine(node, call.engine, dict(call.attrs), precision, workspace_limit)
     made = check_fusions(fusions)

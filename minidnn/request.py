@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minidnn import profiles
-from minidnn.budget import parse_bytes
+from minidnn.budget import ProcessMemory, device_limit, parse_bytes, process_memory
 from minidnn.device.base import Device
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
@@ -15,6 +15,7 @@ from minidnn.fuse import check_fusions, fuse
 from minidnn.layers import Graph
 from minidnn.optim import SGD, Optimizer
 from minidnn.parallel.communicator import Communicator
+from minidnn.parallel.gpus import on_device
 from minidnn.parallel.inprocess import InProcess
 from minidnn.parallel.step import ParallelStep
 from minidnn.precision import Precision
@@ -54,14 +55,17 @@ class Request:
     ranks: Ranks | None = None
     communicator: Communicator | None = None
     capture: str = "auto"
+    process_memory: int | None = None
 
     def translate(self, plan: Plan) -> Plan:
         """A plan for the graph as it was given, said of the fused one."""
         return fuse(self.source, self.recipe.fusions).plan(plan)
 
     def with_workspace_limit(self, nbytes: int) -> Request:
-        """The same request under another workspace limit: another recipe, other bits."""
-        return replace(self, recipe=self._recipe(self.source, nbytes))
+        """The same request under another workspace limit: another recipe, other bits. It is to be counted, not run: of 1 byte
+        a GPU says what engines without workspace take, and not which these are, which would take seconds."""
+        nothing = nbytes == 1 and hasattr(self.device, "select_engine")
+        return replace(self, recipe=self._recipe(self.source, 0 if nothing else nbytes))
 
     def _recipe(self, graph: Graph, workspace_limit: int | None) -> Recipe:
         """The recipe of another batch or limit, without measuring, so that it is the same every time."""
@@ -102,10 +106,19 @@ class Request:
         )
 
     def device_budget(self, memory: int | str | None) -> int | None:
-        """The device budget in bytes; a percentage is of what ``keep`` reserves. None on a GPU: what is free there."""
-        if memory is None:
-            return getattr(self.device, "available_bytes", None)
-        return parse_bytes(memory, whole=lambda: self.program(keep()).reserved_bytes)
+        """The device budget in bytes; a percentage is of what ``keep`` reserves. None on a GPU: what is free there.
+
+        Raises UserError for what a GPU does not have, and where ``process_memory`` leaves nothing.
+        """
+        asked = None if memory is None else parse_bytes(memory, whole=lambda: self.program(keep()).reserved_bytes)
+        return device_limit(self.device, asked, self.process())
+
+    def process(self) -> ProcessMemory | None:
+        """What ``process_memory`` leaves for the slab; None without such a bound. Measures, so it may vary by some bytes."""
+        if self.process_memory is None:
+            return None
+        captured = self.capture != "off" and self.allocator == "slab"
+        return process_memory(self.device, self.process_memory, len(self.graph.nodes), captured)
 
     def step(self, plan: Plan, program: Program, memory: int | None) -> CompiledStep:
         """The step that runs a program of this request on its device, if it has one."""
@@ -150,6 +163,7 @@ def prepare(
     communicator: Communicator | None = None,
     capture: str = "auto",
     fusions: Sequence[str] | None = None,
+    process_memory: int | str | None = None,
 ) -> Request:
     """Check a request and fix its recipe. The arguments are those of ``minidnn.compile``.
 
@@ -181,14 +195,27 @@ def prepare(
         )
     if recipe is not None and fusions is not None and check_fusions(fusions) != recipe.fusions:
         raise UserError(f"the recipe has the fusions {recipe.fusions}, not {tuple(fusions)}; leave fusions out")
+    whole_process = None if process_memory is None else parse_bytes(process_memory, what="process_memory")
     limit = None if workspace_limit is None else parse_bytes(workspace_limit, what="workspace_limit")
     gpu = profiles.load(profile)
     deterministic = deterministic if recipe is None else recipe.deterministic
     opened = _device(device, kind, deterministic)
     try:
-        if capture == "on" and (communicator is not None or not hasattr(opened, "capture")):
-            what = f"device={device!r}" if communicator is None else "data parallelism, whose rows run one by one"
+        if ranks is not None:
+            communicator = on_device(communicator or InProcess.group(1)[0], opened)
+        captures = hasattr(opened, "capture")
+        if capture == "on" and not (captures and (communicator is None or communicator.capturable)):
+            what = f"{communicator.name}" if captures and communicator else f"device={device!r}"
             raise UserError(f"capture='on' cannot be combined with {what}; leave capture out")
+        if capture == "on" and allocator == "pool":
+            raise UserError(
+                "capture='on' needs addresses that stay, which allocator='pool' has not; leave one of them out"
+            )
+        if whole_process is not None and not hasattr(opened, "free_bytes"):
+            raise UserError(
+                f"process_memory={process_memory!r} bounds what the driver of a GPU counts for the process; device={device!r} "
+                "has nothing outside its slab to be measured: use memory=, or device='cuda:0'"
+            )
         if recipe is not None and recipe.backend == "cuda" and isinstance(opened, EmulatedDevice):
             raise UserError(
                 "the recipe names cuDNN's engines, which the emulated device has not; use device='cuda:0', device=None to plan, "
@@ -196,6 +223,9 @@ def prepare(
             )
         if recipe is None:
             recipe = make_recipe(graph, kind, limit, deterministic, fusions, opened)
+            if ranks is not None and hasattr(opened, "select_engine") and batch % ranks.size == 0 and communicator:
+                # Each has measured which engines are fastest: they need not have found the same.
+                recipe = Recipe.from_json(communicator.exchange(recipe.to_json())[0])
         fused = fuse(graph, recipe.fusions).graph
         tail_graph = None if tail is None else fused.with_batch(tail)
     except BaseException:
@@ -204,7 +234,7 @@ def prepare(
         raise
     return Request(
         graph, fused, tail_graph, optimizer, kind, gpu, recipe, accumulate, seed, allocator, opened, ranks, communicator,
-        capture,
+        capture, whole_process,
     )  # fmt: skip
 
 
@@ -251,13 +281,10 @@ def _ranks(
     if wish is None:
         raise UserError("a communicator without a strategy: name one, for example strategy='ring_delayed'")
     strategy = Strategy.parse(wish)
-    where = device if isinstance(device, str) else getattr(device, "name", "")
-    if where.startswith("cuda"):
-        raise UserError(
-            f"the strategy {strategy.name} does not run on {where} in this version; use device='emulated', or None to plan"
-        )
     if strategy.implementation is None:
-        strategy = replace(strategy, implementation="steps")
+        where = device if isinstance(device, str) else getattr(device, "name", "")
+        fast = where.startswith("cuda") and not strategy.rooted
+        strategy = replace(strategy, implementation="nccl" if fast else "steps")
     if strategy.delayed and accumulate > 1:
         raise UserError(
             f"accumulate={accumulate} cannot be combined with ring_delayed, whose second gradient buffer is on its way while "

@@ -393,13 +393,17 @@ def make_executor(
     communicator: Communicator | None = None,
     capture: str = "auto",
 ) -> Executor:
-    """The executor of an allocator; with CUDA graphs where the device can capture and ``capture`` is not "off"."""
+    """The executor of an allocator; with CUDA graphs where the device can capture and ``capture`` asks for it.
+
+    Of several ranks, ``"auto"`` runs the rows one by one.
+    """
     if allocator == "pool":
         from minidnn.pool_executor import PoolExecutor
 
         return PoolExecutor(program, device, gpu, precision, memory)
-    if capture != "off" and communicator is None and hasattr(device, "capture"):
+    alone = communicator is None or communicator.size == 1
+    if hasattr(device, "capture") and (capture == "on" or (capture == "auto" and alone)):
         from minidnn.capture import CapturingExecutor
 
-        return CapturingExecutor(program, device, gpu, precision)
+        return CapturingExecutor(program, device, gpu, precision, communicator=communicator)
     return Executor(program, device, gpu, precision, communicator=communicator)

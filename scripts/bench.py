@@ -10,7 +10,6 @@ import threads  # noqa: F401
 
 # isort: split
 import argparse
-import collections
 import gc
 import statistics
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from idle import busy_seconds, by_kernel, host_seconds, row_times
 
 import minidnn
 import models
@@ -30,7 +30,6 @@ from minidnn.metrics import provenance, write_json
 from minidnn.precision import PRECISIONS
 from minidnn.schedule.recipe import Recipe
 
-REPEATS = 20
 OPTIMIZER = minidnn.SGD(lr=0.01, momentum=0.9, weight_decay=1e-4)
 
 
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--blocks", type=lambda text: [int(n) for n in text.split(",")], metavar="N,N,...", help="of -a resnet")
     add("--precision", nargs="+", default=["fp16"], choices=[p for p in PRECISIONS if p != "fp64"])
     add("--device", default="cuda:0")
-    add("--against", choices=("torch",), help="time PyTorch, too: eager in both layouts, and compiled")
+    add("--against", choices=("torch",), help="time PyTorch, too: eager, and compiled or graphed")
     add(
         "--compiled",
         nargs="*",
@@ -59,11 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=["first", "last"],
         help="channels, in PyTorch's eager mode",
     )
+    add("--graphed", action="store_true", help="PyTorch also as a CUDA graph of the whole step")
     add("--nondeterministic", action="store_true", help="allow engines that add in a varying order")
     add("--capture", choices=("auto", "on", "off"), default="auto")
     add("--fusions", nargs="*", metavar="NAME", help="default: all that pay; none: --fusions without a name")
     add("--recipe", metavar="FILE", help="replay a recipe instead of measuring engines")
-    add("--kernels", action="store_true", help="also the time of every kernel, run one by one")
+    add(
+        "--kernels", action="store_true", help="also the time of every kernel, and what share of a step the GPU is idle"
+    )
+    add("--idle", action="store_true", help="the share alone")
     add("--steps", type=int, default=20)
     add("--repeats", type=int, default=5)
     add("--json", type=Path, metavar="FILE")
@@ -98,8 +101,13 @@ def measure(graph: Graph, row: dict[str, Any], args: argparse.Namespace, done: C
 
     compiled = row["precision"] in args.compiled
     row["torch"] = {}
-    for name, outcome in rivals(graph, row["precision"], args.steps, args.repeats, compiled, args.layouts):
+    how = {"steps": args.steps, "repeats": args.repeats}
+    for name, outcome in rivals(graph, row["precision"], args.layouts, compiled=compiled, graphed=args.graphed, **how):
         row["torch"][name] = outcome
+        if "failure" in outcome:
+            print(f"    PyTorch {name}: {outcome['failure']}", flush=True)
+            done()
+            continue
         speed, memory = outcome["images_per_second"], outcome["peak_bytes"] / 2**30
         print(f"    PyTorch {name}: {speed:,.0f} images/s, {memory:.2f} GiB", flush=True)
         done()
@@ -127,66 +135,41 @@ def ours(graph: Graph, precision: str, args: argparse.Namespace) -> dict[str, An
     device.synchronize()
     outside = device.outside_bytes()
 
-    def clock(run: Any) -> tuple[list[float], float]:
-        seconds, host = [], []
+    def clock(run: Any) -> list[float]:
+        seconds = []
         for _ in range(args.repeats):
             device.synchronize()
-            before, begin = device.seconds(), time.perf_counter()
+            before = device.seconds()
             for _ in range(args.steps):
                 run()
-            host.append((time.perf_counter() - begin) / args.steps)
             device.synchronize()
             seconds.append((device.seconds() - before) / args.steps)
-        return seconds, statistics.median(host)
+        return seconds
 
     def submit() -> None:
         executor.slot()
         executor.run("train")
 
-    seconds, _ = clock(submit)
-    fed, _ = clock(lambda: step.run(x, y))
-    device.synchronize()
-    begin = time.perf_counter()
-    executor.run("train")
-    host = time.perf_counter() - begin
-    device.synchronize()
+    seconds = clock(submit)
+    fed = clock(lambda: step.run(x, y))
+    host = host_seconds(lambda: step.run(x, y), device.synchronize)
+    submitted = host_seconds(submit, device.synchronize)
     median = statistics.median(seconds)
     found = {
         "images_per_second": batch / median, "step_seconds": median, "all_seconds": seconds,
         "images_per_second_with_host_batch": batch / statistics.median(fed), "host_seconds": host,
+        "submit_seconds": submitted, "host_share": host / median,
         "compile_seconds": compiled, "losses": losses, "reserved_bytes": step.profile.reserved_bytes,
         "peak_bytes": step.profile.peak_bytes, "outside_bytes": outside, "outside_grown_bytes": device.outside_bytes() - outside,
         "rows": len(step.program["train"].rows), "deterministic": step.recipe.deterministic, "capture": args.capture,
         "fusions": list(step.recipe.fusions), "recipe": step.recipe.hash, "versions": device.versions(),  # type: ignore[attr-defined]
     }  # fmt: skip
-    if args.kernels:
-        found["kernels_seconds"] = kernel_times(step)
+    if args.kernels or args.idle:
+        times = row_times(step)
+        found |= {"busy_seconds": (busy := busy_seconds(step, times)), "idle_share": 1 - busy / median}
+        found |= {"kernels_seconds": by_kernel(step, times)} if args.kernels else {}
     step.close()
     return found
-
-
-def kernel_times(step: minidnn.CompiledStep) -> dict[str, list[float]]:
-    """For every kernel of a step, the time of all its rows one by one, and how many rows: the longest first.
-
-    Each row is captured many times in a graph of its own, so that no launch of the host is in its time.
-    """
-    device: Any = step.executor.device
-    bound = step.executor.bound("train")
-    total: dict[str, float] = collections.defaultdict(float)
-    count: dict[str, int] = collections.defaultdict(int)
-    for row, made in zip(bound.schedule.rows, bound.rows, strict=True):
-        work = made.works[0]
-        if work is not None and row.stream == "compute":
-            graph = device.capture(lambda work=work: [work() for _ in range(REPEATS)])
-            device.launch(graph)
-            device.synchronize()
-            before = device.seconds()
-            device.launch(graph)
-            device.synchronize()
-            key = row.kernel or f"copy {row.op.value}"
-            total[key] += (device.seconds() - before) / REPEATS
-            count[key] += 1
-    return {key: [value, count[key]] for key, value in sorted(total.items(), key=lambda entry: -entry[1])}
 
 
 def line(row: dict[str, Any]) -> str:
@@ -195,13 +178,11 @@ def line(row: dict[str, Any]) -> str:
     text = (
         f"{row['arch']} b{row['batch']} {row['precision']}: {mine['images_per_second']:,.0f} images/s "
         f"({mine['step_seconds'] * 1e3:.2f} ms; fed by the host {mine['images_per_second_with_host_batch']:,.0f}; host "
-        f"{mine['host_seconds'] * 1e3:.2f} ms), slab {mine['reserved_bytes'] / 2**30:.2f} GiB, compiled in "
-        f"{mine['compile_seconds']:.0f} s"
+        f"{mine['host_seconds'] * 1e3:.2f} ms, {mine['host_share']:.1%} of a step), "
+        f"slab {mine['reserved_bytes'] / 2**30:.2f} GiB, compiled in {mine['compile_seconds']:.0f} s"
     )
-    for name, rival in row.get("torch", {}).items():
-        text += (
-            f"\n    PyTorch {name}: {rival['images_per_second']:,.0f} images/s, {rival['peak_bytes'] / 2**30:.2f} GiB"
-        )
+    if "idle_share" in mine:
+        text += f"\n    kernels {mine['busy_seconds'] * 1e3:.2f} ms one by one: GPU idle {mine['idle_share']:.1%}"
     for name, (seconds, count) in mine.get("kernels_seconds", {}).items():
         text += f"\n    {name:<40} {seconds * 1e3:8.3f} ms in {count} rows"
     return text

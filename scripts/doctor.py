@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from minidnn.commandline import run
-from minidnn.device.cuda_libraries import INSTALL, import_cupy, parse_device
+from minidnn.device.cuda_libraries import import_cupy, parse_device, require_gpu
 from minidnn.errors import UserError
 from minidnn.metrics import provenance, write_json
 
 PACKAGES = ("numpy", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12",
             "nvidia-nccl-cu13", "nvidia-nccl-cu12", "ml_dtypes", "mpi4py", "torch")  # fmt: skip
-LEAST_CUDNN = 90000
-LEAST_CAPABILITY = 70
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,19 +63,8 @@ def gpu(index: int) -> dict[str, Any]:
     """The GPU and its driver. Raises UserError, a sentence, where it cannot be used."""
     cupy = import_cupy()
     runtime = cupy.cuda.runtime
-    try:
-        count = runtime.getDeviceCount()
-        properties = runtime.getDeviceProperties(index) if index < count else None
-    except runtime.CUDARuntimeError as error:
-        raise UserError(f"no usable GPU ({error}): install the driver, or use device='emulated'") from None
-    if properties is None:
-        raise UserError(f"device cuda:{index} does not exist, this machine has {count} CUDA devices")
+    properties = require_gpu(runtime, index)
     capability = 10 * properties["major"] + properties["minor"]
-    if capability < LEAST_CAPABILITY:
-        raise UserError(
-            f"compute capability {capability / 10} is below {LEAST_CAPABILITY / 10}, the least that cuDNN 9 supports; use "
-            "device='emulated'"
-        )
     cupy.cuda.Device(index).use()
     before = runtime.memGetInfo()[0]
     return {
@@ -94,8 +81,6 @@ def cudnn(index: int) -> dict[str, Any]:
     device = CudaDevice(index)
     try:
         versions = device.versions()
-        if int(versions["cudnn"]) < LEAST_CUDNN:
-            raise UserError(f"cuDNN {versions['cudnn']} is too old, at least {LEAST_CUDNN} is needed: {INSTALL}")
         return {
             "frontend": versions["cudnn_frontend"], "library": versions["cudnn"],
             "outside the slab": gib(device.outside_bytes()),

@@ -11,6 +11,7 @@ from typing import Any
 import layup
 import minidnn
 import models
+from minidnn.cuda_recipes import fallback_notes
 from minidnn.data import Augment, Batches, Splits, load
 from minidnn.defaults import DEFAULTS, Facts, known_facts, name_of
 from minidnn.device.base import Device
@@ -169,8 +170,10 @@ def assemble(
     else:
         plan, planned_for = read
         step = minidnn.compile(graph, plan, memory=args.memory, **_without(same, "streamed", "theta"))
-    common = {**_without(same, "streamed", "theta", "host_memory", "capture"), "device": None, "recipe": step.recipe}
+    common = _without(same, "streamed", "theta", "host_memory", "capture", "process_memory")
+    common |= {"device": None, "recipe": step.recipe}
     common["workspace_limit"] = None
+    common |= {"strategy": step.ranks.strategy} if isinstance(step, ParallelStep) else {}
 
     notes = []
     if dropped is not None:
@@ -183,6 +186,7 @@ def assemble(
 
     if planned is not None:
         notes += planned.notices
+    notes += fallback_notes(graph, step.recipe)
 
     def profile_of(plan: Plan) -> MemoryProfile:
         return minidnn.compile(graph, plan, **common).profile
@@ -219,6 +223,7 @@ def request_options(args: Namespace) -> dict[str, Any]:
         "workspace_limit": args.workspace_limit,
         "recipe": None if args.recipe is None else Recipe.from_json(read_json(args.recipe)),
         "host_memory": args.host_memory,
+        "process_memory": getattr(args, "process_memory", None),
         "streamed": ("*",) if args.stream else (),
         "theta": theta_of(args),
     }

@@ -11,13 +11,13 @@ import threads  # noqa: F401
 
 # isort: split
 import argparse
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from idle import row_times
 
 import links
 import minidnn
@@ -28,12 +28,7 @@ from minidnn.device.cuda_libraries import import_cupy
 from minidnn.metrics import provenance, write_json
 from minidnn.precision import PRECISIONS
 from minidnn.profiles import Profile
-from minidnn.schedule.instruction import COMPUTE
 from minidnn.schedule.plan import Plan
-from minidnn.schedule.timing import row_key
-
-CALLS = 20
-REPEATS = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rng = np.random.default_rng(0)
     x = rng.standard_normal(graph.inputs[0].shape, np.float32)
     print(f"loss {step.run(x, rng.integers(0, args.classes, args.batch_size)).loss:.4f}")
-    rows = kernel_seconds(step, device)
+    rows = {key: seconds for key, seconds in row_times(step).items() if not key.startswith("copy ")}
     gpu, versions = device.versions()["gpu"], device.versions()
     step.close()
     measured = links.measure(import_cupy())
@@ -78,26 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_json(args.output, data)
     print(f"{len(rows)} kernel calls, {sum(rows.values()) * 1e3:.3f} ms without repetitions; saved {args.output}")
     return 0
-
-
-def kernel_seconds(step: minidnn.CompiledStep, device: Any) -> dict[str, float]:
-    """Seconds of every distinct kernel call of a training step, by its key."""
-    bound = step.executor.bound("train")
-    found: dict[str, float] = {}
-    for row, made in zip(bound.schedule.rows, bound.rows, strict=True):
-        work = made.works[0]
-        if work is None or not row.kernel or row.stream != COMPUTE or (key := row_key(row)) in found:
-            continue
-        graph = device.capture(lambda work=work: [work() for _ in range(CALLS)])
-        times = []
-        for _ in range(REPEATS + 1):
-            device.synchronize()
-            before = device.seconds()
-            device.launch(graph)
-            device.synchronize()
-            times.append((device.seconds() - before) / CALLS)
-        found[key] = statistics.median(times[1:])
-    return found
 
 
 def content(base: Profile, measured: dict[str, float], rows: dict[str, float], gpu: str) -> dict[str, Any]:

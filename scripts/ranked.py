@@ -72,7 +72,10 @@ def start(args: Namespace) -> Team | None:
             strategy_of(args)
         return gather(os.environ, args.strategy, args.device, args.ring_timeout or 30.0)
 
-    return once(work)
+    team = once(work)
+    if team is not None:
+        args.device = team.device
+    return team
 
 
 def once(work: Callable[[], T]) -> T:
@@ -89,6 +92,11 @@ def once(work: Callable[[], T]) -> T:
 def context(team: Team | None) -> AbstractContextManager[object]:
     """In it an error of one rank ends all ranks."""
     return nullcontext() if team is None else team
+
+
+def leave(team: Team | None, code: int) -> int:
+    """The exit code of this rank, once all are done."""
+    return code if team is None else team.leave(code)
 
 
 def screen_of(team: Team | None) -> Screen:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compare import completed, host_budget, request_of
-from job import read_json, read_plan
+from job import build_graph, read_json, read_plan, request_options
 from layup import Context, Planned, Planner
 from layup.evaluate import Candidate
 from layup.planned import planned
@@ -17,11 +17,15 @@ from layup.refusal import refuse
 from layup.report import compare, waterfall, write_report
 from minidnn.budget import parse_bytes
 from minidnn.commandline import TRAINING, Parser, add_memory, add_model, run
+from minidnn.defaults import known_facts
 from minidnn.errors import DoesNotFit, UserError
+from minidnn.parallel.inprocess import InProcess
+from minidnn.request import Request, prepare
 from minidnn.schedule.plan import Plan
 from minidnn.schedule.timing import schedule_times
 from minidnn.step import CompiledStep, Measured
 from minidnn.trace import TracedSchedule, write_trace
+from minidnn.trainer import unusable_tail
 
 REPORT, TRACE = "report.html", "trace.json"
 MOST_LAYERS = 1000
@@ -43,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     group.add_argument(
         "--curve", choices=("auto", "yes", "no"), default="auto", help="compare all policies (default: small nets)"
     )
+    group.add_argument("--ranks", type=int, metavar="N", help="rank 0 of N, with --strategy (of a run folder: its own)")
+    group.add_argument("--strategy", metavar="NAME", help="data parallelism, as of train.py: ring_delayed, ring ...")
     args = parser.parse_args(argv)
     measured, steps, on = Measured(), 1, args.data
     if args.run is not None:
@@ -54,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.output is not None:
         folder = Path(args.output)
         folder.mkdir(parents=True, exist_ok=True)
-    request = request_of(options)
+    request = ranked_request(options)
     plan = plan_of(options, None if args.run is None else Path(args.run))
     streamed = plan.streamed if plan is not None else ("*",) if options.stream else ()
     context = Context(request, theta=options.theta or 1.0, host_memory=host_budget(options), streamed=streamed)
@@ -76,9 +82,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def ranked_request(args: Namespace) -> Request:
+    """What is asked of the step: of rank 0 where there are ranks. Raises UserError for one of the two options alone."""
+    if args.ranks is None and args.strategy is None:
+        return request_of(args)
+    if args.ranks is None or args.strategy is None or args.ranks < 1:
+        raise UserError("--ranks and --strategy go together: give both, for example --ranks 4 --strategy ring_delayed")
+    facts = known_facts(args.data)
+    graph = build_graph(args, facts)
+    tail = None if args.drop_last else facts.train % args.batch_size or None
+    smallest = None if tail is None else max(1, tail // args.ranks)
+    options = {k: v for k, v in request_options(args).items() if k not in ("host_memory", "streamed", "theta")}
+    return prepare(
+        graph, device=None, tail=None if unusable_tail(graph, smallest) else tail, strategy=args.strategy,
+        communicator=InProcess.group(args.ranks)[0], **options,
+    )  # fmt: skip
+
+
 def of_run(folder: Path, given: Namespace) -> tuple[Namespace, Measured, int]:
     """The options of a run, what it measured, and its steps. Raises UserError for options beside a run folder."""
-    if any(getattr(given, name, None) is not None for name in (*TRAINING, "memory", "policy", "plan", "recipe")):
+    options = (*TRAINING, "memory", "policy", "plan", "recipe", "ranks", "strategy")
+    if any(getattr(given, name, None) is not None for name in options):
         raise UserError(f"{folder} has its options in args.json: give a run folder or options, not both")
     if not folder.is_dir():
         raise UserError(
@@ -86,11 +110,13 @@ def of_run(folder: Path, given: Namespace) -> tuple[Namespace, Measured, int]:
         )
     saved = read_json(str(folder / "args.json"))
     args = Namespace(**{**vars(given), **saved})
+    args.ranks = 1 if args.strategy is not None else None
     args.recipe = str(folder / "recipe.json")
     args.workspace_limit = None  # the recipe's
     if not (folder / "summary.json").is_file():  # the run goes on, or was interrupted
         return args, Measured(), 1
     summary = read_json(str(folder / "summary.json"))
+    args.ranks = None if args.strategy is None else summary.get("ranks")
     measured: dict[str, Any] = summary.get("measured") or {}
     return args, Measured(**measured), int(summary.get("steps") or 1)
 

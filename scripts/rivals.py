@@ -34,6 +34,7 @@ from minidnn.layers import (
     Tanh,
 )
 
+HOST_RUNS = 11
 AMP = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -113,10 +114,26 @@ def timed(step: Callable[[], Any], steps: int, repeats: int) -> list[float]:
     return found
 
 
+def host_time(step: Callable[[], Any]) -> float:
+    """Median wall clock of submitting one step to an idle GPU."""
+    found = []
+    for _ in range(HOST_RUNS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        step()
+        found.append(time.perf_counter() - begin)
+    torch.cuda.synchronize()
+    return statistics.median(found)
+
+
 def rival(
-    graph: Graph, precision: str, *, channels_last: bool, compiled: bool, steps: int, repeats: int
-) -> dict[str, Any]:
-    """Train on one random batch and return seconds a step, images a second and the peak of allocated bytes."""
+    graph: Graph, precision: str, *, channels_last: bool, compiled: bool = False, graphed: bool = False, steps: int,
+    repeats: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Train on one random batch and return seconds a step, images a second and the peak of allocated bytes.
+
+    ``graphed``: the whole step, its update too, is captured once as a CUDA graph and replayed.
+    """
     gc.collect()  # of the rival before
     torch.cuda.empty_cache()
     torch.backends.cudnn.benchmark = True
@@ -142,31 +159,61 @@ def rival(
         scaler.update()
 
     started = time.perf_counter()
-    for _ in range(5):
-        step()
+    run_step: Callable[[], Any] = step
+    if graphed:
+        run_step = graph_of(step).replay
+    else:
+        for _ in range(5):
+            step()
     torch.cuda.synchronize()
     warm = time.perf_counter() - started
     torch.cuda.reset_peak_memory_stats()
-    seconds = timed(step, steps, repeats)
+    seconds = timed(run_step, steps, repeats)
     median = statistics.median(seconds)
     return {
         "images_per_second": batch / median, "step_seconds": median, "all_seconds": seconds, "warm_up_seconds": warm,
-        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "peak_bytes": torch.cuda.max_memory_allocated(), "host_seconds": host_time(run_step),
     }  # fmt: skip
 
 
+def graph_of(step: Callable[[], Any]) -> Any:
+    """A CUDA graph of a step, captured as PyTorch's notes on CUDA graphs prescribe: after some runs on a side stream."""
+    cuda: Any = torch.cuda
+    side = cuda.Stream()
+    side.wait_stream(cuda.current_stream())
+    with cuda.stream(side):
+        for _ in range(5):
+            step()
+    cuda.current_stream().wait_stream(side)
+    cuda.synchronize()
+    graph = cuda.CUDAGraph()
+    with cuda.graph(graph):
+        step()
+    return graph
+
+
 def rivals(
-    graph: Graph, precision: str, steps: int, repeats: int, compiled: bool, layouts: Sequence[str]
+    graph: Graph, precision: str, layouts: Sequence[str], *, compiled: bool, graphed: bool, steps: int, repeats: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Eager in the layouts asked for, then the better one compiled: by name, each as soon as it is measured."""
+    """Eager in the layouts asked for, then the better one compiled or graphed: by name, each as soon as it is measured.
+
+    One that PyTorch cannot run, or for which its memory is too small, has a ``failure`` in place of figures.
+    """
     found: dict[str, float] = {}
+    how: dict[str, Any] = {"steps": steps, "repeats": repeats}
     for name, layout in (("eager", "first"), ("eager channels-last", "last")):
         if layout in layouts:
-            last = layout == "last"
-            outcome = rival(graph, precision, channels_last=last, compiled=False, steps=steps, repeats=repeats)
-            found[name] = outcome["step_seconds"]
+            outcome = _attempt(graph, precision, channels_last=layout == "last", **how)
+            found[name] = outcome.get("step_seconds", float("inf"))
             yield name, outcome
-    if compiled:
-        last = min(found, key=lambda name: found[name]) == "eager channels-last"
-        how: dict[str, Any] = {"channels_last": last, "compiled": True, "steps": steps, "repeats": repeats}
-        yield ("compiled channels-last" if last else "compiled"), rival(graph, precision, **how)
+    last = min(found, key=lambda name: found[name]) == "eager channels-last"
+    for name, wanted in (("graphed", graphed), ("compiled", compiled)):
+        if wanted:
+            yield name + " channels-last" * last, _attempt(graph, precision, channels_last=last, **{name: True}, **how)
+
+
+def _attempt(graph: Graph, precision: str, **how: Any) -> dict[str, Any]:
+    try:
+        return rival(graph, precision, **how)
+    except RuntimeError as error:  # out of memory is one, and what a capture forbids
+        return {"failure": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}

@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = ranked.once(lambda: parser.parse_args(argv))
     team = ranked.start(args)
     with ranked.context(team):
-        return train(args, team)
+        code = train(args, team)
+    return ranked.leave(team, code)
 
 
 def train(args: Namespace, team: Team | None) -> int:

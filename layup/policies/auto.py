@@ -25,4 +25,4 @@ KNOB = True
 
 def plans(context: Context) -> list[Plan]:
     """The plans of the chain, without those of other policies."""
-    return [plan for plan, _ in chain(context)]
+    return [link.plan() for link in chain(context)]

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from layup.cost import Costs
-from layup.estimate import OFFLOAD, Decisions, Moves, needs, timed_plan
+from layup.estimate import OFFLOAD, Decisions, Moves, clock, needs, timed_plan
 from minidnn.schedule.plan import Plan
 
 
@@ -36,4 +36,5 @@ def _timed(
     keys = [k for u in costs.units if decisions[u.number] is OFFLOAD for k in u.keys if need.first[k] >= 0]
     until = [min(max(gone(k), costs.keys[k].made), last) for k in keys]
     back = [min(here(need.first[k]), last) for k in keys]
-    return timed_plan(costs, decisions, policy, Moves(keys, until, back, 0.0, []))
+    moves = Moves(keys, until, back, 0.0, [])
+    return timed_plan(costs, decisions, policy, moves, need, clock(costs, need.remade))

@@ -14,7 +14,7 @@ Source: Chen et al. 2016, "Training deep nets with sublinear memory cost", arXiv
 
 from __future__ import annotations
 
-from layup.checkpoints import checkpoints
+from layup.checkpoints import checkpoints, crossing
 from layup.context import Context
 from layup.estimate import KEEP, RECOMPUTE, to_plan
 from minidnn.schedule.plan import Plan
@@ -32,9 +32,10 @@ def plans(context: Context) -> list[Plan]:
     """One plan for every number of segments, those that are the same only once."""
     costs = context.costs
     total = sum(unit.footprint for unit in costs.units)
+    cuts = crossing(costs)
     found: dict[frozenset[int], Plan] = {}
     for count in segment_counts(len(costs.units)):
-        kept = frozenset(checkpoints(costs, total / count))
+        kept = frozenset(checkpoints(costs, total / count, cuts))
         if kept not in found:
             decisions = [KEEP if unit.number in kept else RECOMPUTE for unit in costs.units]
             found[kept] = to_plan(costs, decisions, "sqrt_n")

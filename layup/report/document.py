@@ -13,6 +13,7 @@ from string import Template
 from typing import Any, Protocol
 
 from layup.report.bill import bill_data, layer_bills
+from layup.report.ring import ring_data
 from layup.report.view import CATEGORIES, DECISIONS, NAMES, OPS, ROLES, Strings, view
 from layup.report.waterfall import Stage, program_like
 from layup.report.waterfall import waterfall as make_waterfall
@@ -24,7 +25,7 @@ from minidnn.spec import BLOCK_BYTES
 from minidnn.step import CompiledStep
 
 FORMAT = 1
-SCRIPTS = ("core.js", "model.js", "lifetimes.js", "streams.js", "bill.js", "curve.js", "main.js")
+SCRIPTS = ("core.js", "model.js", "lifetimes.js", "streams.js", "bill.js", "curve.js", "ring.js", "main.js")
 MOST_PLAIN = 3 << 20
 """Bytes of data that are written as plain JSON; more is deflated and written in base64."""
 
@@ -121,6 +122,7 @@ def report_data(
         "curve": None if curve is None else dict(curve),
         "bill": bill_data(bills, strings),
         "views": views,
+        "ring": ring_data(step),
         "strings": strings.texts,
     }
 

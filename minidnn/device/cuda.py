@@ -4,7 +4,7 @@ CuPy and the cuDNN frontend are imported when a device is made, never before. In
 made: every row was bound to addresses once, and dispatching it is a few driver calls.
 
 Bytes outside the slab, which ``outside_bytes`` counts: the context, cuDNN and its plans, compiled kernels, captured graphs,
-and 256 KiB of scratch for reductions.
+and 288 KiB of scratch for reductions.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ import numpy as np
 
 from minidnn.device.base import Array, Work
 from minidnn.device.cuda_libraries import (
-    INSTALL,
-    device_count,
     import_cupy,
     numpy_dtype,
     open_cudnn,
     parse_device,
+    require_gpu,
 )
+from minidnn.device.cuda_pool import CudaPinnedPool, CudaPool
 from minidnn.errors import UserError
 from minidnn.kernels import cuda_kernels
-from minidnn.kernels.cuda_launch import SCRATCH_BYTES, Launcher, Library
-from minidnn.kernels.cudnn import Convolution, own
+from minidnn.kernels.cublas import open_cublas
+from minidnn.kernels.cuda_columns import BlasEngines
+from minidnn.kernels.cuda_launch import SCRATCH_BYTES, WITHOUT_SCRATCH, Launcher, Library
+from minidnn.kernels.cudnn import Problem, own
 from minidnn.kernels.cudnn_tune import EngineCache, Tuner, cache_folder
-from minidnn.schedule.instruction import COMPUTE, HOST, STREAMS
+from minidnn.schedule.instruction import COMM, COMPUTE, HOST, STREAMS
 from minidnn.schedule.recipe import Engine
 from minidnn.spec import TensorSpec
+
+OUTSIDE_MARGIN_BYTES = 256 << 20  # by which a slab is made smaller after memory outside it has run out
 
 
 class CudaEvent:
@@ -64,13 +68,12 @@ class CudaDevice:
         self._cupy = cupy = import_cupy()
         self._runtime = runtime = cupy.cuda.runtime
         self.name = f"cuda:{index}"
-        count = device_count(runtime)
-        if not 0 <= index < count:
-            raise UserError(f"device cuda:{index} does not exist, this machine has {count} CUDA devices; {INSTALL}")
+        require_gpu(runtime, index, precision)
         cupy.cuda.Device(index).use()
         self._closed = False
         self._slab_bytes = 0
         self._slab: Any = None
+        self._pool: CudaPool | None = None
         self._pinned: Any = np.empty(0, np.uint8)
         self._streams = {stream: cupy.cuda.Stream(non_blocking=True) for stream in STREAMS}
         self._pointers = {stream: int(self._streams[stream].ptr) for stream in STREAMS}
@@ -80,11 +83,19 @@ class CudaDevice:
         self._elapsed = 0.0
         self._mark = self._timed_event()
         self._scratch = cupy.cuda.Memory(SCRATCH_BYTES)
+        runtime.deviceSynchronize()
         compute, refused, launch = self._pointers[COMPUTE], frozenset(refuse), cupy.cuda.driver.launchKernel
         needed = not refused >= {"convolution", "matmul"}
         self.cudnn = open_cudnn(compute, precision, deterministic, refused) if needed else None
         self._tuner: Tuner | None = None
-        self._launcher = Launcher(Library(cupy), launch, compute, int(self._scratch.ptr), self.cudnn)
+        if (
+            self.cudnn is not None
+            and (blas := open_cublas(runtime.runtimeGetVersion(), compute, precision)) is not None
+        ):
+            self.cudnn.blas = BlasEngines(blas)
+        library = Library(cupy)
+        self._launcher = Launcher(library, launch, compute, int(self._scratch.ptr), self.cudnn)
+        self._comm_launcher = Launcher(library, launch, self._pointers[COMM], 0, None)
         self.kernels: Any = cuda_kernels.Immediate(self._launcher, cupy.cuda.runtime.deviceSynchronize)
 
     # -- memory -----------------------------------------------------------------------------------------------------
@@ -122,6 +133,12 @@ class CudaDevice:
             spec.shape, numpy_dtype(spec.dtype), self._cupy.cuda.MemoryPointer(self._slab, offset)
         )
 
+    def pools(self, limit: int | None) -> tuple[CudaPool, CudaPinnedPool]:
+        """Pools in place of both slabs: give them back before the device is closed."""
+        assert self._slab is None and self._pool is None, "the device is open already"
+        self._pool = CudaPool(self._cupy, limit)
+        return self._pool, CudaPinnedPool(self._cupy)
+
     def fresh(self, nbytes: int) -> tuple[Array, object]:
         """Bytes of their own, 255 each, outside the slab, and what lives as long as any view of them. For measurements."""
         counted = type("Counted", (self._cupy.cuda.Memory,), {})  # weak references to it can be made
@@ -132,9 +149,14 @@ class CudaDevice:
         return array, memory
 
     @property
+    def free_bytes(self) -> int:
+        """The free memory of the GPU, as its driver counts it."""
+        return int(self._runtime.memGetInfo()[0])
+
+    @property
     def available_bytes(self) -> int:
         """What a slab may take: the free memory of the GPU without three per cent, for graphs and libraries."""
-        return int(self._runtime.memGetInfo()[0]) * 97 // 100
+        return self.free_bytes * 97 // 100
 
     def birth(self, array: Array, stream: str) -> Work | None:
         """Nothing: fresh memory holds what was there."""
@@ -157,11 +179,17 @@ class CudaDevice:
     def kernel(
         self, name: str, operands: Sequence[Array], scratch: Array | None, attrs: Mapping[str, Any], stream: str
     ) -> Work:
-        """Bind a kernel: compiled, planned, its arguments packed. Kernels run on ``compute``, whose scratch they share."""
-        assert stream == COMPUTE, f"kernel {name} on stream {stream}: kernels run on {COMPUTE}"
+        """Bind a kernel: compiled, planned, its arguments packed. Those on ``compute`` share its scratch; ``comm`` has none."""
+        beside = stream == COMM and scratch is None and name in WITHOUT_SCRATCH
+        assert stream == COMPUTE or beside, f"kernel {name} cannot run on stream {stream}"
         extra = {} if scratch is None else {"scratch": scratch}
-        work: Work = getattr(cuda_kernels, name)(self._launcher, *operands, **attrs, **extra)
+        launcher = self._comm_launcher if beside else self._launcher
+        work: Work = getattr(cuda_kernels, name)(launcher, *operands, **attrs, **extra)
         return work
+
+    def stream(self, name: str) -> int:
+        """The address of a stream, for a library that enqueues there itself."""
+        return self._pointers[name]
 
     def copy(self, destination: Array, source: Array, stream: str) -> Work:
         """Bind a copy between slabs, or to and from an ordinary array, which must outlive it."""
@@ -177,19 +205,25 @@ class CudaDevice:
             runtime.memcpyAsync, _address(destination), _address(source), source.nbytes, kind, self._pointers[stream]
         )
 
-    def select_engine(self, problem: Convolution, workspace_limit: int | None) -> Engine:
-        """How a convolution direction is computed. Does not look at the memory there is."""
-        return own(problem) if self.cudnn is None else self.cudnn.select(problem, workspace_limit)
+    def select_engine(self, problem: Problem, workspace_limit: int | None) -> Engine:
+        """How a convolution direction or a product is computed. Does not look at the memory there is.
 
-    def tune_engine(self, problem: Convolution, workspace_limit: int | None) -> Engine:
-        """The fastest engine of a convolution direction, measured in memory of its own: call it before ``open``."""
+        ``workspace_limit`` 0: cuDNN is not asked, which takes seconds. The answer is to be counted, not run: whatever engine
+        it would be, it has no workspace, as our own.
+        """
+        return (
+            own(problem) if self.cudnn is None or workspace_limit == 0 else self.cudnn.select(problem, workspace_limit)
+        )
+
+    def tune_engine(self, problem: Problem, workspace_limit: int | None) -> Engine:
+        """The fastest engine of a convolution direction or a product, measured in memory of its own: call it before ``open``."""
         assert self._slab is None, "engines are measured before the slab is allocated"
         if self.cudnn is None:
             return own(problem)
         if self._tuner is None:
             versions = self.versions()
-            what = " ".join(versions[name] for name in ("gpu", "cudnn", "cudnn_frontend"))
-            self._tuner = Tuner(self._cupy, self.cudnn, self._streams[COMPUTE], EngineCache(cache_folder(), what))
+            what = " ".join(versions.get(name, "none") for name in ("gpu", "cudnn", "cudnn_frontend", "cublas"))
+            self._tuner = Tuner(self._cupy, self._launcher, self._streams[COMPUTE], EngineCache(cache_folder(), what))
         return self._tuner.fastest(problem, workspace_limit, numpy_dtype(problem.dtype))
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -202,8 +236,22 @@ class CudaDevice:
             if event.epoch == self._epoch:
                 self._runtime.streamWaitEvent(pointer, event.pointer, 0)
         if work is not None:
-            work()
+            try:
+                work()
+            except RuntimeError as error:
+                self._require_room(error, "a kernel was loaded")
+                raise
         return self._record(pointer) if record else None
+
+    def _require_room(self, error: RuntimeError, when: str) -> None:
+        """Raise UserError with the figures if an error says that memory outside the slab has run out; else do nothing."""
+        if not any(words in str(error).lower() for words in ("out of memory", "out_of_memory", "alloc_failed")):
+            return
+        raise UserError(
+            f"{self.name} ran out of memory outside the slab when {when}: the slab takes {self._slab_bytes} bytes, "
+            f"{self.outside_bytes()} lie outside it (context, cuDNN, kernels, graphs, other processes) and {self.free_bytes} "
+            f"are free; give a --memory below {max(0, self._slab_bytes - OUTSIDE_MARGIN_BYTES)}, or --capture off"
+        ) from error
 
     def _record(self, stream: int) -> CudaEvent:
         """Record an event. None is created once every event of two runs exists."""
@@ -245,8 +293,16 @@ class CudaDevice:
                 self._runtime.streamWaitEvent(compute, self._record(pointer).pointer, 0)
         finally:
             self._epoch = 0
-            graph = self._streams[COMPUTE].end_capture()
-        graph.upload(self._streams[COMPUTE])
+            try:
+                graph = self._streams[COMPUTE].end_capture()
+            except RuntimeError as error:
+                self._require_room(error, "a graph was made")
+                raise
+        try:
+            graph.upload(self._streams[COMPUTE])
+        except RuntimeError as error:
+            self._require_room(error, "a graph was made")
+            raise
         return graph
 
     def launch(self, graph: Any, *, alone: bool = True) -> CudaEvent:
@@ -288,9 +344,9 @@ class CudaDevice:
         return self._elapsed
 
     def outside_bytes(self) -> int:
-        """Memory in use on this GPU outside the slab. What other processes hold there counts, too."""
+        """Memory in use on this GPU outside the slab or the pool. What other processes hold there counts, too."""
         free, total = self._runtime.memGetInfo()
-        return int(total - free) - self._slab_bytes
+        return int(total - free) - self._slab_bytes - (0 if self._pool is None else self._pool.held_bytes)
 
     def versions(self) -> dict[str, str]:
         """What computed: GPU, driver, CUDA, CuPy, cuDNN and its frontend."""
@@ -315,7 +371,7 @@ class CudaDevice:
             self._runtime.eventDestroy(pointer)
         self._all_events.clear()
         self._free_events.clear()
-        self._slab = self._scratch = None
+        self._slab = self._scratch = self._pool = None
         self._slab_bytes = 0
         self._pinned = np.empty(0, np.uint8)
         self._streams.clear()

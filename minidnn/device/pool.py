@@ -1,17 +1,20 @@
 """CuPy's two memory pools as arithmetic: what an allocator that does not know the future holds for the same requests.
 
 No memory is touched and no device is needed: ``malloc`` and ``free`` only count. The rules are those of
-``cupy.cuda.MemoryPool`` and ``cupy.cuda.PinnedMemoryPool`` as read in the source of CuPy 14.
+``cupy.cuda.MemoryPool`` and ``cupy.cuda.PinnedMemoryPool`` as read in the source of CuPy 14. A device whose pool has memory
+behind it overrides ``allocate`` (``minidnn.device.cuda_pool``): the arithmetic is the same, so the prediction is exact.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from typing import Any
 
+from minidnn.errors import UserError
 from minidnn.spec import BLOCK_BYTES, round_up
 
 
-class PoolOutOfMemory(MemoryError):
+class PoolOutOfMemory(UserError, MemoryError):
     """The pool would hold more than its limit, even after it gave back what it could.
 
     Attributes: ``nbytes`` asked for (rounded), ``used_bytes`` in use, ``held_bytes`` held (used and cached), ``limit``.
@@ -30,13 +33,15 @@ class PoolOutOfMemory(MemoryError):
 
 
 class _Chunk:
-    """A part of one device allocation, with its neighbours in it."""
+    """A part of one device allocation, which lives as long as any part, with its neighbours in it."""
 
-    __slots__ = ("following", "free", "nbytes", "preceding", "stream")
+    __slots__ = ("allocation", "following", "free", "nbytes", "offset", "preceding", "stream")
 
-    def __init__(self, nbytes: int, stream: str) -> None:
+    def __init__(self, nbytes: int, stream: str, allocation: Any, offset: int) -> None:
         self.nbytes = nbytes
         self.stream = stream
+        self.allocation = allocation
+        self.offset = offset
         self.free = False
         self.preceding: _Chunk | None = None
         self.following: _Chunk | None = None
@@ -160,7 +165,7 @@ class PoolModel:
         if chunk is None:
             return self._grow(nbytes, stream)
         if chunk.nbytes > nbytes:
-            rest = _Chunk(chunk.nbytes - nbytes, stream)
+            rest = _Chunk(chunk.nbytes - nbytes, stream, chunk.allocation, chunk.offset + nbytes)
             rest.preceding, rest.following = chunk, chunk.following
             if chunk.following is not None:
                 chunk.following.preceding = rest
@@ -173,9 +178,19 @@ class PoolModel:
             self.free_all_blocks()
             if self.held_bytes + nbytes > self.limit:
                 raise PoolOutOfMemory(nbytes, self.used_bytes, self.held_bytes, self.limit)
+        allocation = self.allocate(nbytes)
         self.held_bytes += nbytes
         self.device_allocations += 1
-        return _Chunk(nbytes, stream)
+        return _Chunk(nbytes, stream, allocation, 0)
+
+    def allocate(self, nbytes: int) -> Any:
+        """Ask the device for memory of its own, given back when nothing refers to the result. Here: nothing to ask for."""
+        return None
+
+    def place(self, block: int) -> tuple[Any, int]:
+        """The allocation in which a block lies, and its offset there; (None, 0) for a block of nothing."""
+        chunk = self._in_use[block]
+        return (None, 0) if chunk is None else (chunk.allocation, chunk.offset)
 
 
 def _merge(left: _Chunk, right: _Chunk) -> None:
@@ -195,20 +210,29 @@ class PinnedPoolModel:
         self.used_bytes = 0
         self.held_bytes = 0
         self.peak_used_bytes = 0
-        self._free: dict[int, int] = {}  # blocks by size
-        self._in_use: dict[int, int] = {}
+        self._free: dict[int, list[Any]] = {}  # memory of blocks, by size
+        self._in_use: dict[int, tuple[int, Any]] = {}
         self._next_block = 0
+
+    def allocate(self, nbytes: int) -> Any:
+        """Ask for pinned memory. Here: nothing to ask for."""
+        return None
+
+    def place(self, block: int) -> Any:
+        """The memory of a block."""
+        return self._in_use[block][1]
 
     def malloc(self, nbytes: int) -> int:
         """Take ``nbytes``, rounded up to the next power of two and at least 512; return a block number."""
         assert nbytes >= 0, nbytes
         size = max(BLOCK_BYTES, 1 << (nbytes - 1).bit_length()) if nbytes else 0
         if self._free.get(size):
-            self._free[size] -= 1
+            memory = self._free[size].pop()
         else:
+            memory = self.allocate(size)
             self.held_bytes += size
         self._next_block += 1
-        self._in_use[self._next_block] = size
+        self._in_use[self._next_block] = size, memory
         self.used_bytes += size
         self.peak_used_bytes = max(self.peak_used_bytes, self.used_bytes)
         return self._next_block
@@ -216,6 +240,6 @@ class PinnedPoolModel:
     def free(self, block: int) -> None:
         """Give a block back to the free list of its size."""
         assert block in self._in_use, f"block {block} is not in use"
-        size = self._in_use.pop(block)
+        size, memory = self._in_use.pop(block)
         self.used_bytes -= size
-        self._free[size] = self._free.get(size, 0) + 1
+        self._free.setdefault(size, []).append(memory)

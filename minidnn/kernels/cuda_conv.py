@@ -1,7 +1,7 @@
 """CUDA kernels: convolution and matrix products, by cuDNN where it has an engine, else by our own ``cuda/gemm.cu``.
 
-Which of the two is part of the recipe for convolutions (the option ``engine``: cuDNN's number, or -1 for ours). A matrix
-product takes cuDNN's first engine that is content with the launcher's scratch.
+Which of the two is part of the recipe (the option ``engine``: cuDNN's number, or -1 for ours), and so is the workspace. Without
+such an option a matrix product takes cuDNN's first engine that is content with the launcher's scratch.
 """
 
 from __future__ import annotations
@@ -25,16 +25,20 @@ from minidnn.kernels.cuda_launch import (
 from minidnn.kernels.cuda_pointwise import bias_add, relu_forward
 from minidnn.kernels.cudnn import (
     BIAS,
+    BLAS_ENGINE,
     FILTER,
     IMAGE,
     LEFT,
     OUTPUT,
     OWN,
+    OWN_ENGINE,
     PRODUCT,
     RIGHT,
     SPLIT,
     Convolution,
+    Problem,
     Product,
+    linear_product,
     split,
 )
 
@@ -100,16 +104,42 @@ def _convolve(
 ) -> Work:  # fmt: skip
     provided = 0 if scratch is None else int(scratch.nbytes)
     options = dict(engine) or dict(on.cudnn.select(problem, provided).options if on.cudnn else OWN.options)
-    if options["engine"] < 0:
+    if options["engine"] == OWN_ENGINE:
         return _own_convolution(on, problem, arrays, groups, accumulate)
-    plan = on.cudnn.plan(problem, options)
-    if plan.workspace_bytes > provided:
+    return _by_library(on, problem, arrays, options, provided, 0 if scratch is None else int(scratch.data.ptr))
+
+
+def _by_library(
+    on: Launcher,
+    problem: Problem,
+    arrays: Mapping[int, Array],
+    options: Mapping[str, int],
+    provided: int,
+    workspace: int,
+) -> Work:
+    """Bind an engine of cuDNN or cuBLAS, in the workspace that the recipe provides."""
+    if options["engine"] != BLAS_ENGINE:
+        nbytes = on.cudnn.plan(problem, options).workspace_bytes
+    elif on.cudnn.blas is None:
+        raise UserError("the recipe names cuBLAS, which is not installed here; leave --recipe out to choose anew")
+    else:
+        nbytes = on.cudnn.blas.workspace_bytes(problem, options)
+    if nbytes > provided:
         raise UserError(
-            f"engine {options} wants {plan.workspace_bytes} bytes of workspace where the recipe says {provided}; the recipe "
-            "was made on another GPU or cuDNN, leave --recipe out to choose anew"
+            f"engine {dict(options)} wants {nbytes} bytes of workspace where the recipe says {provided}; the "
+            "recipe was made on another GPU or cuDNN, leave --recipe out to choose anew"
         )
-    workspace = 0 if scratch is None else int(scratch.data.ptr)
-    work: Work = on.cudnn.run(plan, {number: array.data.ptr for number, array in arrays.items()}, workspace)
+    return bind_engine(on, problem, options, {number: array.data.ptr for number, array in arrays.items()}, workspace)
+
+
+def bind_engine(
+    on: Launcher, problem: Problem, options: Mapping[str, int], pointers: Mapping[int, int], workspace: int
+) -> Work:
+    """Bind an engine of cuDNN or cuBLAS to addresses."""
+    if options["engine"] == BLAS_ENGINE:
+        work: Work = on.cudnn.blas.run(on, problem, options, pointers, workspace)
+    else:
+        work = on.cudnn.run(on.cudnn.plan(problem, options), pointers, workspace)
     return work
 
 
@@ -130,27 +160,43 @@ def _own_convolution(
     return on.launch("gemm", f"conv2d_{problem.direction}", problem.dtype, SINGLE, grid, (THREADS,), arguments)
 
 
-def linear_forward(on: Launcher, y: Array, x: Array, weight: Array, bias: Array | None = None) -> Work:
-    (n, k), c = y.shape, x.shape[1]
-    work = _multiply(on, y, x, weight, Product(n, k, c, c, 1, 1, c, str(x.dtype)))
+def linear_forward(
+    on: Launcher, y: Array, x: Array, weight: Array, bias: Array | None = None, *, scratch: Array | None = None,
+    **engine: int,
+) -> Work:  # fmt: skip
+    """``engine``: the options of the recipe; none: the first of cuDNN's that the launcher's scratch is enough for."""
+    problem = linear_product("forward", x.shape[0], x.shape[1], weight.shape[0], str(x.dtype))
+    work = _multiply(on, y, x, weight, problem, scratch, engine)
     return work if bias is None else Sequential(work, bias_add(on, y, bias))
 
 
-def linear_backward_data(on: Launcher, dx: Array, dy: Array, weight: Array) -> Work:
-    (n, c), k = dx.shape, dy.shape[1]
-    return _multiply(on, dx, dy, weight, Product(n, c, k, k, 1, c, 1, str(dx.dtype)))
+def linear_backward_data(
+    on: Launcher, dx: Array, dy: Array, weight: Array, *, scratch: Array | None = None, **engine: int
+) -> Work:
+    problem = linear_product("backward_data", dx.shape[0], dx.shape[1], weight.shape[0], str(dx.dtype))
+    return _multiply(on, dx, dy, weight, problem, scratch, engine)
 
 
-def linear_backward_weight(on: Launcher, d_weight: Array, x: Array, dy: Array, *, accumulate: bool = False) -> Work:
-    (k, c), n = d_weight.shape, x.shape[0]
-    return _multiply(on, d_weight, dy, x, Product(k, c, n, 1, k, c, 1, str(x.dtype)), accumulate)
+def linear_backward_weight(
+    on: Launcher, d_weight: Array, x: Array, dy: Array, *, accumulate: bool = False, scratch: Array | None = None,
+    **engine: int,
+) -> Work:  # fmt: skip
+    """cuDNN cannot accumulate and no recipe asks it to: that is our own kernel's."""
+    problem = linear_product("backward_weight", x.shape[0], x.shape[1], dy.shape[1], str(x.dtype))
+    return _multiply(on, d_weight, dy, x, problem, scratch, dict(OWN.options) if accumulate else engine, accumulate)
 
 
-def _multiply(on: Launcher, c: Array, a: Array, b: Array, problem: Product, accumulate: bool = False) -> Work:
-    plan = on.cudnn.product(problem, SCRATCH_BYTES) if on.cudnn and not accumulate else None
-    if plan is not None:
-        work: Work = on.cudnn.run(plan, {LEFT: a.data.ptr, RIGHT: b.data.ptr, PRODUCT: c.data.ptr}, on.scratch)
-        return work
+def _multiply(
+    on: Launcher, c: Array, a: Array, b: Array, problem: Product, scratch: Array | None, engine: Mapping[str, int],
+    accumulate: bool = False,
+) -> Work:  # fmt: skip
+    provided, workspace = (0, 0) if scratch is None else (int(scratch.nbytes), int(scratch.data.ptr))
+    options = dict(engine)
+    if not options:
+        provided, workspace = SCRATCH_BYTES, on.scratch
+        options = dict(on.cudnn.select(problem, provided).options if on.cudnn else OWN.options)
+    if options["engine"] != OWN_ENGINE:
+        return _by_library(on, problem, {LEFT: a, RIGHT: b, PRODUCT: c}, options, provided, workspace)
     p = problem
     arguments = [c, a, b, int64(p.rows), int32(p.columns), int64(p.depth)]
     arguments += [*map(int64, (p.a_row, p.a_depth, p.b_depth, p.b_column)), int32(int(accumulate))]

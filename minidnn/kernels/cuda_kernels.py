@@ -131,9 +131,12 @@ class Immediate:
 
 
 def _protocol_signature(bind: Callable[..., Work]) -> inspect.Signature:
-    """Without the launcher and without the options of an engine, for which the protocol has NumPy's ``images``."""
+    """Without the launcher and without the options of an engine, for which the protocol has NumPy's ``images`` and, of matrix
+    products, which need none there, no scratch."""
     parameters = list(inspect.signature(bind).parameters.values())[1:]
     if parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:
         del parameters[-1]
+        product = bind.__name__.startswith("linear")
         parameters = [p.replace(default=p.empty) if p.name == "images" else p for p in parameters]
+        parameters = [p for p in parameters if not (product and p.name == "scratch")]
     return inspect.Signature(parameters)

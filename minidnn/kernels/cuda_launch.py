@@ -21,6 +21,19 @@ Work = Callable[[], None]
 SOURCES = Path(__file__).with_name("cuda")
 PACK_BYTES = 16  # of one access
 SCRATCH_BYTES = 256 << 10  # partial sums of a reduction: what a kernel may have without declaring it
+WITHOUT_SCRATCH = frozenset(
+    (
+        "adam_update",
+        "adapt_scale",
+        "add_forward",
+        "check_finite",
+        "convert",
+        "relu_backward",
+        "sgd_momentum_update",
+        "sgd_update",
+    )
+)
+"""Kernels that use neither the scratch nor cuDNN: they may run on a stream that has none, beside ``compute``."""
 THREADS = 256
 FINAL_CHANNELS, FINAL_LANES = 32, 32  # shape of a block that adds partial sums; as in common.cuh
 MOST_BLOCKS = 1024  # of a reduction: about eight for each multiprocessor of a large GPU

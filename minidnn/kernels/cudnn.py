@@ -1,4 +1,5 @@
-"""cuDNN through its frontend: one handle, one cache of plans, and the choice of an engine for every convolution direction.
+"""cuDNN through its frontend: one handle, one cache of plans, and the choice of an engine for every convolution direction and
+every matrix product.
 
 A plan is a graph of one operation, built for exact shapes. Which engine computes it, under which knobs, is recorded in the
 recipe as plain integers and can be built again from them, so a recipe replays the same bits. Neither the GPU's memory nor
@@ -22,7 +23,11 @@ Shape = tuple[int, ...]
 ALIGNMENT = 16  # of every operand, as the graphs promise
 IMAGE, FILTER, OUTPUT, BIAS = 1, 2, 3, 4  # operands of a convolution, whichever of them is the result
 LEFT, RIGHT, PRODUCT = 1, 2, 3
-OWN = Engine("direct", 0, (("engine", -1),))  # our own kernel: slower, without workspace, and never refused
+OWN_ENGINE, FIRST, BLAS_ENGINE = -1, -2, -3
+"""In place of the number of cuDNN's engine: our own kernel; the first that its heuristics name and that builds under the
+option "limit"; cuBLAS."""
+OWN = Engine("direct", 0, (("engine", OWN_ENGINE),))  # our own kernel: slower, without workspace, and never refused
+NO_LIMIT = 1 << 40
 KNOB = "knob_"
 SPLIT = "split"  # option of a forward_relu engine: convolution, bias and ReLU are three kernels
 
@@ -54,6 +59,24 @@ class Product(NamedTuple):
     b_depth: int
     b_column: int
     dtype: str
+
+    @property
+    def direction(self) -> str:
+        """As of a convolution, where both are handled alike."""
+        return "product"
+
+
+Problem = Convolution | Product
+
+
+def linear_product(direction: str, samples: int, inputs: int, outputs: int, dtype: str) -> Product:
+    """The product that is a direction of a Linear of ``inputs`` to ``outputs`` features."""
+    n, c, k = samples, inputs, outputs
+    return {
+        "forward": Product(n, k, c, c, 1, 1, c, dtype),  # y = x @ weight.T
+        "backward_data": Product(n, c, k, k, 1, c, 1, dtype),  # dx = dy @ weight
+        "backward_weight": Product(k, c, n, 1, k, c, 1, dtype),  # d_weight = dy.T @ x
+    }[direction]
 
 
 class Plan:
@@ -99,9 +122,10 @@ class Cudnn:
 
         self._cudnn = cudnn
         self._refuse = refuse
+        self._single = precision == "fp32"
+        self.blas: Any = None  # a ``cuda_columns.BlasEngines``, where there is cuBLAS
         self._plans: dict[Any, Plan] = {}
-        self._choices: dict[tuple[Convolution, int | None], Engine] = {}
-        self._products: dict[Product, Plan | None] = {}
+        self._choices: dict[tuple[Problem, int | None], Engine] = {}
         self.handle: int = cudnn.create_handle()
         cudnn.set_stream(handle=self.handle, stream=stream)
         note, kind = cudnn.numerical_note, cudnn.data_type
@@ -118,18 +142,20 @@ class Cudnn:
 
     def versions(self) -> dict[str, str]:
         """Versions of the frontend and of the library behind it."""
-        return {"cudnn_frontend": str(self._cudnn.__version__), "cudnn": str(self._cudnn.backend_version())}
+        found = {"cudnn_frontend": str(self._cudnn.__version__), "cudnn": str(self._cudnn.backend_version())}
+        return found | ({} if self.blas is None else {"cublas": str(self.blas.version())})
 
     def close(self) -> None:
         """Destroy the handle. Idempotent."""
         self._plans.clear()
-        self._products.clear()
+        if self.blas is not None:
+            self.blas.close()
         if self.handle:
             self._cudnn.destroy_handle(self.handle)
             self.handle = 0
 
-    # -- convolutions -----------------------------------------------------------------------------------------------
-    def select(self, problem: Convolution, workspace_limit: int | None) -> Engine:
+    # -- engines ----------------------------------------------------------------------------------------------------
+    def select(self, problem: Problem, workspace_limit: int | None) -> Engine:
         """The first engine in the order of cuDNN's heuristics that builds, stays under the limit and can be built again.
 
         Where there is none, our own kernel: Engine "direct". Does not measure.
@@ -139,15 +165,38 @@ class Cudnn:
             self._choices[key] = self._select(problem, workspace_limit)
         return self._choices[key]
 
-    def _select(self, problem: Convolution, workspace_limit: int | None) -> Engine:
+    def _select(self, problem: Problem, workspace_limit: int | None) -> Engine:
         engine = next(self.engines(problem, workspace_limit), None)
-        if engine is not None or problem.direction != "forward_relu":
+        if engine is None and isinstance(problem, Product):
+            return self._first(problem, workspace_limit)
+        if engine is not None or isinstance(problem, Product) or problem.direction != "forward_relu":
             return engine or OWN
         return split(next(self.engines(problem._replace(direction="forward"), workspace_limit), OWN))
 
-    def engines(self, problem: Convolution, workspace_limit: int | None) -> Iterator[Engine]:
+    def _first(self, problem: Product, workspace_limit: int | None) -> Engine:
+        """The engine that the heuristics name first, though it cannot be built again from its number and knobs; else our own."""
+        options = (("engine", FIRST), ("limit", NO_LIMIT if workspace_limit is None else workspace_limit))
+        try:
+            return (
+                OWN
+                if self.refuses(problem)
+                else Engine("cudnn", self.plan(problem, dict(options)).workspace_bytes, options)
+            )
+        except UserError:
+            return OWN
+
+    def refuses(self, problem: Problem) -> bool:
+        """Whether problems of this kind are refused by force."""
+        return ("matmul" if isinstance(problem, Product) else "convolution") in self._refuse
+
+    def engines(self, problem: Problem, workspace_limit: int | None) -> Iterator[Engine]:
         """The engines that build, stay under the limit and can be built again from their options, best first."""
-        if "convolution" in self._refuse:
+        if self.refuses(problem):
+            return
+        if (
+            isinstance(problem, Product) and self._single
+        ):  # cuDNN's only engine computes that in TF32, whatever is barred
+            yield from self.others(problem, workspace_limit)
             return
         for options in self.candidates(problem, workspace_limit):
             try:
@@ -156,11 +205,17 @@ class Cudnn:
                 continue
             if workspace_limit is None or plan.workspace_bytes <= workspace_limit:
                 yield Engine("cudnn", plan.workspace_bytes, options)
+        yield from self.others(problem, workspace_limit)
 
-    def candidates(self, problem: Convolution, workspace_limit: int | None) -> Iterator[tuple[tuple[str, int], ...]]:
+    def others(self, problem: Problem, workspace_limit: int | None) -> Iterator[Engine]:
+        """The engines of cuBLAS."""
+        if self.blas is not None and not self.refuses(problem):
+            yield from self.blas.engines(problem, workspace_limit)
+
+    def candidates(self, problem: Problem, workspace_limit: int | None) -> Iterator[tuple[tuple[str, int], ...]]:
         """Engines with their knobs, as options of a recipe's ``Engine``, best first by cuDNN's heuristics. Each one builds."""
         try:
-            graph = self._convolution(problem)
+            graph = self._operation(problem)
         except self._refusals:  # no engine takes these shapes at all
             return
         for number in self._buildable(graph, workspace_limit):
@@ -169,28 +224,33 @@ class Cudnn:
             if f"{KNOB}NOT_SET" not in named:
                 yield tuple(sorted({"engine": int(engine), **named}.items()))
 
-    def plan(self, problem: Convolution, options: Mapping[str, int]) -> Plan:
+    def plan(self, problem: Problem, options: Mapping[str, int]) -> Plan:
         """Build the plan of an engine and its knobs. Raises UserError if this cuDNN, on this GPU, has no such engine."""
         key = (problem, tuple(sorted(options.items())))
         if key not in self._plans:
-            knobs = {
-                getattr(self._cudnn.knob_type, name.removeprefix(KNOB)): value
-                for name, value in options.items()
-                if name.startswith(KNOB)
-            }
             try:
-                graph = self._convolution(problem)
-                graph.create_execution_plan(options["engine"], knobs)
-                graph.build_plan_at_index(0)
+                self._plans[key] = self._built(problem, options)
             except self._refusals as error:
                 raise UserError(
                     f"cuDNN {self._cudnn.backend_version()} on this GPU cannot build engine {dict(options)} for {problem}: "
                     f"{_first_line(error)}; the recipe was made elsewhere, leave --recipe out to choose anew"
                 ) from None
-            self._plans[key] = Plan(graph, int(graph.get_workspace_size_plan_at_index(0)))
         return self._plans[key]
 
-    def keep_only(self, problem: Convolution, engine: Engine) -> None:
+    def _built(self, problem: Problem, options: Mapping[str, int]) -> Plan:
+        graph, number = self._operation(problem), 0
+        if options["engine"] == FIRST:
+            number = next(self._buildable(graph, options["limit"]), -1)
+            if number < 0:
+                raise RuntimeError("none of its engines builds under the limit")
+        else:
+            kinds = self._cudnn.knob_type
+            knobs = {getattr(kinds, k.removeprefix(KNOB)): v for k, v in options.items() if k.startswith(KNOB)}
+            graph.create_execution_plan(options["engine"], knobs)
+            graph.build_plan_at_index(0)
+        return Plan(graph, int(graph.get_workspace_size_plan_at_index(number)))
+
+    def keep_only(self, problem: Problem, engine: Engine) -> None:
         """Drop the plans of all other engines of a problem."""
         self._plans = {
             key: plan for key, plan in self._plans.items() if key[0] != problem or key[1] == tuple(engine.options)
@@ -200,6 +260,9 @@ class Cudnn:
         """Bind a plan to addresses."""
         assert all(pointer % ALIGNMENT == 0 for pointer in pointers.values()), "cuDNN's operands are 16-byte aligned"
         return PlanRun(plan, self.handle, pointers, workspace)
+
+    def _operation(self, problem: Problem) -> Any:
+        return self._matmul(problem) if isinstance(problem, Product) else self._convolution(problem)
 
     def _convolution(self, problem: Convolution) -> Any:
         """The operation graph of a convolution. Groups are implied by the channels of the weight."""
@@ -227,26 +290,14 @@ class Cudnn:
             out = graph.conv_wgrad(image=given[IMAGE], loss=given[OUTPUT], **window)
         return self._finish(graph, out, result, _dims(shapes[result]), _strides(shapes[result]), problem.dtype)
 
-    # -- matrix products --------------------------------------------------------------------------------------------
-    def product(self, problem: Product, workspace_limit: int) -> Plan | None:
-        """The plan of a matrix product by the first engine that builds under the limit; None where there is none."""
-        if problem not in self._products:
-            self._products[problem] = None if "matmul" in self._refuse else self._product(problem, workspace_limit)
-        return self._products[problem]
-
-    def _product(self, p: Product, workspace_limit: int) -> Plan | None:
+    def _matmul(self, p: Product) -> Any:
+        """The operation graph of a matrix product."""
         graph, kind = self._graph(p.dtype), self._types[p.dtype]
         a_stride, b_stride = [p.rows * p.depth, p.a_row, p.a_depth], [p.depth * p.columns, p.b_depth, p.b_column]
         a = graph.tensor(uid=LEFT, dim=[1, p.rows, p.depth], stride=a_stride, data_type=kind)
         b = graph.tensor(uid=RIGHT, dim=[1, p.depth, p.columns], stride=b_stride, data_type=kind)
-        out = graph.matmul(A=a, B=b)
         dims, strides = [1, p.rows, p.columns], [p.rows * p.columns, p.columns, 1]
-        try:
-            graph = self._finish(graph, out, PRODUCT, dims, strides, p.dtype)
-            number = next(self._buildable(graph, workspace_limit), None)
-        except self._refusals:
-            return None
-        return None if number is None else Plan(graph, int(graph.get_workspace_size_plan_at_index(number)))
+        return self._finish(graph, graph.matmul(A=a, B=b), PRODUCT, dims, strides, p.dtype)
 
     # -- graphs -----------------------------------------------------------------------------------------------------
     def _graph(self, dtype: str) -> Any:
@@ -285,13 +336,16 @@ class Cudnn:
             yield number
 
 
-def operand_shapes(problem: Convolution) -> dict[int, Shape]:
+def operand_shapes(problem: Problem) -> dict[int, Shape]:
     """The shape of every operand, by its number."""
+    if isinstance(problem, Product):
+        rows, columns, depth = problem[:3]
+        return {LEFT: (rows, depth), RIGHT: (depth, columns), PRODUCT: (rows, columns)}
     shapes = {IMAGE: problem.x, FILTER: problem.weight, OUTPUT: problem.y}
     return shapes | {BIAS: (1, 1, 1, problem.y[3])} if problem.direction == "forward_relu" else shapes
 
 
-def own(problem: Convolution) -> Engine:
+def own(problem: Problem) -> Engine:
     """Our own kernels for a problem, without cuDNN."""
     return split(OWN) if problem.direction == "forward_relu" else OWN
 

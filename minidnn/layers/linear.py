@@ -49,13 +49,15 @@ class Linear(Layer):
 
     def forward(self, shapes: Shapes) -> tuple[Call, ...]:
         reads = ("x", "weight", "bias") if self.bias else ("x", "weight")
-        return (Call("linear_forward", ("y",), reads, flops=self._flops(shapes)),)
+        return (Call("linear_forward", ("y",), reads, flops=self._flops(shapes), engine="forward"),)
 
     def backward_weight(self, shapes: Shapes) -> tuple[Call, ...]:
-        weight = Call("linear_backward_weight", ("d_weight",), ("x", "dy"), flops=self._flops(shapes))
+        flops = self._flops(shapes)
+        weight = Call("linear_backward_weight", ("d_weight",), ("x", "dy"), flops=flops, engine="backward_weight")
         if not self.bias:
             return (weight,)
         return (weight, Call("channel_sum", ("d_bias",), ("dy",), flops=float(shapes.output.size)))
 
     def backward_data(self, shapes: Shapes, index: int) -> tuple[Call, ...]:
-        return (Call("linear_backward_data", ("dx",), ("dy", "weight"), flops=self._flops(shapes)),)
+        flops = self._flops(shapes)
+        return (Call("linear_backward_data", ("dx",), ("dy", "weight"), flops=flops, engine="backward_data"),)

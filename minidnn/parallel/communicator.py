@@ -1,4 +1,7 @@
-"""The communicator: how ranks exchange arrays and plain objects. Three implementations: in-process, MPI, NCCL.
+"""The communicator: how ranks exchange arrays and plain objects.
+
+On NumPy arrays: threads of one process, MPI, gloo (under torchrun). On a GPU: NCCL, or through the host; both are opened over
+one of the first three.
 
 Reductions are sums. Arrays are contiguous; those of one call have the same size and type on all ranks. All ranks make the same
 calls in the same order. A row of a schedule is bound to one of these methods by ``minidnn.parallel.rows``.
@@ -6,12 +9,12 @@ calls in the same order. A row of a schedule is bound to one of these methods by
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from minidnn.schedule.flats import cuts
 from minidnn.schedule.ranks import share
 
-__all__ = ["Communicator", "PeerLost", "cuts", "missing", "ring_all_reduce", "share"]
+__all__ = ["Bootstrapped", "Communicator", "PeerLost", "Signs", "missing", "share"]
 
 
 class PeerLost(RuntimeError):
@@ -20,12 +23,34 @@ class PeerLost(RuntimeError):
     exit_code = 5
 
 
+class Signs:
+    """What a watchdog's thread may look at while its rank works.
+
+    Attributes:
+        marks: how often the rank has got on; ``step``: the training step it began last, counted from 1; 0: none yet.
+        checks: each raises PeerLost where a library has noticed a failure of its own accord.
+        opened: NCCL's communicators by number of the GPU: those of one group are opened once.
+    """
+
+    def __init__(self) -> None:
+        self.marks = self.step = 0
+        self.checks: list[Callable[[], None]] = []
+        self.opened: dict[int, Any] = {}
+
+    def mark(self, step: int = 0) -> None:
+        """The rank got on, with a training step where ``step`` is given."""
+        self.marks += 1
+        self.step = step or self.step
+
+
 class Communicator(Protocol):
-    """What a group of ranks offers each of them."""
+    """What a group of ranks offers each of them. ``capturable``: whether its calls can be part of a CUDA graph."""
 
     rank: int
     size: int
     name: str
+    signs: Signs
+    capturable: bool
 
     def post(self, array: Any, peer: int) -> None:
         """Begin to send: the first half of a ring step. The array must not change before ``recv`` or ``settle`` returns."""
@@ -61,22 +86,24 @@ class Communicator(Protocol):
         """Tell all ranks that this one fails and why: whoever waits for it, or will, gets PeerLost or ends."""
 
 
-def ring_all_reduce(communicator: Communicator, array: Any, incoming: Any) -> None:
-    """Sum an array of any size over all ranks by 2 (ranks - 1) ring steps. Bit-identical on all ranks: the order is fixed.
+class Bootstrapped:
+    """The half of a communicator that another one does: plain objects, meeting, failing."""
 
-    ``incoming`` is scratch for the largest part, at least ``ceil(size / ranks)`` elements. Sizes are not compared here.
-    """
-    rank, size = communicator.rank, communicator.size
-    flat = array.reshape(-1)
-    parts = [flat[share(flat.size, k, size)] for k in range(size)]
-    for step in range(size - 1):
-        communicator.post(parts[(rank - step - 1) % size], (rank + 1) % size)
-        total = parts[(rank - step - 2) % size]
-        communicator.recv(incoming[: total.size], (rank - 1) % size)
-        total += incoming[: total.size]
-    for step in range(size - 1):
-        communicator.post(parts[(rank - step) % size], (rank + 1) % size)
-        communicator.recv(parts[(rank - step - 1) % size], (rank - 1) % size)
+    def __init__(self, bootstrap: Communicator) -> None:
+        self.bootstrap = bootstrap
+        self.rank, self.size, self.signs = bootstrap.rank, bootstrap.size, bootstrap.signs
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Everybody's object, over the bootstrap."""
+        return self.bootstrap.exchange(value)
+
+    def barrier(self) -> None:
+        """Wait for all ranks, over the bootstrap. Does not wait for a stream."""
+        self.bootstrap.barrier()
+
+    def abort(self, reason: str) -> None:
+        """Tell all ranks, over the bootstrap."""
+        self.bootstrap.abort(reason)
 
 
 def missing(library: str, extra: str, error: Exception) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from minidnn.errors import UserError
-from minidnn.parallel.communicator import PeerLost
+from minidnn.parallel.communicator import PeerLost, Signs
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.05
@@ -43,6 +43,7 @@ class InProcess:
 
     def __init__(self, group: _Group, rank: int) -> None:
         self._group, self.rank, self.size = group, rank, group.size
+        self.signs, self.capturable = Signs(), self.size == 1
         self.ring_steps = self.sent_bytes = self.collectives = 0
 
     @staticmethod

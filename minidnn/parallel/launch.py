@@ -11,11 +11,11 @@ from minidnn.errors import UserError
 @dataclass(frozen=True, slots=True)
 class Place:
     """A process among those that were started together. ``local_*``: among those of one host. ``address``: host and port
-    where torchrun lets ranks meet; MPI needs none."""
+    where torchrun lets ranks meet; MPI needs none. ``local_rank`` None: the launcher does not say."""
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
+    local_rank: int | None = None
     local_size: int = 1
     launcher: str = ""
     address: tuple[str, int] | None = None
@@ -76,7 +76,7 @@ def _place(launcher: str, names: tuple[str, ...], values: tuple[str | None, ...]
         if "MASTER_ADDR" not in environ or port is None:
             raise UserError("torchrun left no MASTER_ADDR and MASTER_PORT in the environment: start with torchrun")
         address = environ["MASTER_ADDR"], port
-    return Place(rank, size, numbers[2] or 0, numbers[3] or 1, launcher, address)
+    return Place(rank, size, numbers[2], numbers[3] or 1, launcher, address)
 
 
 def _number(name: str, value: str | None) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import UserError
-from minidnn.parallel.communicator import PeerLost, missing
+from minidnn.parallel.communicator import PeerLost, Signs, missing
 from minidnn.parallel.launch import Place
 
 
@@ -32,6 +32,7 @@ class Mpi:
                 f"{self.size}: mpi4py uses another MPI than the launcher; install both from one: pip install "
                 "'minidnn-layup[mpi]'"
             )
+        self.signs, self.capturable = Signs(), self.size == 1
         self.threads = bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
         self._posted: list[Any] = []
 

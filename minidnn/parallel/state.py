@@ -19,7 +19,7 @@ from minidnn.precision import Precision
 from minidnn.schedule.flats import Line
 from minidnn.schedule.instruction import Value
 from minidnn.schedule.persistent import Persistent, slices
-from minidnn.state import ModelState
+from minidnn.state import LOSS_SCALING, ModelState
 
 
 class ParallelState(ModelState):
@@ -41,6 +41,9 @@ class ParallelState(ModelState):
     def initialise(self, seed: int) -> None:
         """As on one rank; each rank then takes its part of the master copies."""
         super().initialise(seed)
+        if (shared := self._persistent.shared) is not None and self._persistent.scaling is not None:
+            for strip in shared.made:
+                self._write(strip.whole, self._read(self._persistent.scaling))
         for line in self._persistent.lines:
             if "master" in line.slot_dtypes:
                 whole = self._executor.device.get(self._executor.view(line.weights.whole))
@@ -99,7 +102,8 @@ class ParallelState(ModelState):
     def optimizer(self) -> dict[str, NDArray[Any]]:
         """State of every slot but the master weights, whole. Collective."""
         self._executor.device.synchronize()
-        found: dict[str, NDArray[Any]] = {}
+        scaling = self._persistent.scaling
+        found = {} if scaling is None else {LOSS_SCALING: self._read(scaling)}
         for slot in self._persistent.optimizer.slots:
             for line in self._persistent.lines:
                 whole = self._whole(line, slot)
@@ -109,7 +113,8 @@ class ParallelState(ModelState):
 
     def load_optimizer(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Take the whole state of every slot, the same on every rank; keep this rank's part."""
-        lines = self._persistent.lines
+        lines, state = self._persistent.lines, dict(state)
+        scaling = state.pop(LOSS_SCALING, None)
         groups = {f"optimizer.{slot}.": self._merged(slot) for slot in self._persistent.optimizer.slots}
         names = {prefix + name: prefix for prefix, values in groups.items() for name in values}
         entries = self._checked("the optimizer state", names, groups, state)
@@ -118,6 +123,8 @@ class ParallelState(ModelState):
             for line in lines:
                 mine = {n: entries[f"optimizer.{slot}.{n}"] for n in self._line_values(line, slot)}
                 self._scatter(line, slot, _joined(line, slot, mine))
+        if scaling is not None and self._persistent.scaling is not None:
+            self._write(self._persistent.scaling, scaling)
 
     def _merged(self, slot: str) -> dict[str, Value]:
         return {n: v for line in self._persistent.lines for n, v in self._line_values(line, slot).items()}

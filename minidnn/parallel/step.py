@@ -37,7 +37,7 @@ class ParallelStep(CompiledStep):
         self.ranks, self.communicator = ranks, communicator
         self._pending: int | None = None  # which gradient strip waits for its exchange
         self._pending_lr = 0.0
-        self._agreed = True
+        self._agreed = self._aligned = True  # state, and pinned slots, of all ranks
         super().__init__(**parts, communicator=communicator)
         self.whole_batch, self.whole_tail = ranks.batch, ranks.tail
         if parts["device"] is not None:
@@ -110,7 +110,10 @@ class ParallelStep(CompiledStep):
                 f"{taken.stop - taken.start}"
             )
         self._check(x, y)
-        self._agreed = False
+        self.communicator.signs.mark(self.steps + 1)
+        if not self._aligned:
+            self.executor.align()
+        self._agreed, self._aligned = False, True
         weight = self.ranks.weight(whole)
         if self.ranks.strategy.delayed and (self._pending is not None or self.updates >= self.ranks.strategy.warmup):
             return self._run_delayed(x, y, whole, lr, weight)
@@ -155,6 +158,7 @@ class ParallelStep(CompiledStep):
         """
         if self._executor is not None and self._executor.device.name == "emulated":
             self._executor.device.synchronize()
+        self.communicator.signs.mark()
         return self.communicator.exchange(value)
 
     def gradients(self, x: NDArray[Any], y: NDArray[Any]) -> dict[str, NDArray[Any]]:
@@ -172,6 +176,8 @@ class ParallelStep(CompiledStep):
     def evaluate(self, x: NDArray[Any]) -> NDArray[np.float32]:
         """Logits of this rank's ``x``, any N >= 1. The first call after training is collective: it lets the ranks agree."""
         self.agree()
+        self.communicator.signs.mark()
+        self._aligned = False  # others may have more or less to evaluate
         return super().evaluate(x)
 
     # -- state ------------------------------------------------------------------------------------------------------

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from minidnn.errors import DoesNotFit, UserError
-from minidnn.parallel.communicator import Communicator
+from minidnn.parallel.communicator import Communicator, PeerLost
+from minidnn.parallel.gloo import Gloo
+from minidnn.parallel.gpus import own_device
 from minidnn.parallel.inprocess import InProcess
 from minidnn.parallel.launch import Place, place
 from minidnn.parallel.mpi import Mpi
@@ -18,20 +21,27 @@ from minidnn.parallel.watchdog import Watchdog
 class Team:
     """This process among its peers. As a context: an error ends all ranks, and is said once.
 
-    Without a launcher: a team of one, in which nothing is different.
+    Without a launcher: a team of one, in which nothing is different. ``device``: what this rank computes on, see
+    ``gpus.own_device``.
     """
 
-    def __init__(self, here: Place, timeout: float = 30.0) -> None:
-        self.place = here
+    def __init__(self, here: Place, device: str = "emulated", timeout: float = 30.0) -> None:
+        self.place, self.device = here, device
         self.communicator: Communicator
         self._watchdog: Watchdog | None = None
         if here.size == 1 and not here.has_mpi:
             self.communicator = InProcess.group(1)[0]
             return
-        mpi = Mpi(here)
-        self.communicator = mpi
-        if mpi.threads and mpi.size > 1:
-            self._watchdog = Watchdog(mpi.channel(), mpi.rank, mpi.size, timeout)
+        communicator = Mpi(here) if here.has_mpi else Gloo(here)
+        self.communicator = communicator
+        if communicator.threads and communicator.size > 1:
+            channel, signs = communicator.channel(), communicator.signs
+            self._watchdog = Watchdog(channel, here.rank, here.size, timeout, signs=signs)
+        try:
+            self.device = own_device(communicator, here, device)
+        except UserError as error:
+            self.fail(error)
+            raise
 
     @property
     def rank(self) -> int:
@@ -47,17 +57,29 @@ class Team:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.size == 1:
-            return
-        if error is None:
+        if error is not None:
+            self.fail(error)
+        elif self.size > 1:
             self.communicator.barrier()
             if self._watchdog is not None:
                 self._watchdog.stop()
+
+    def leave(self, code: int) -> int:
+        """Behind the context: end here and now where NCCL was used, whose orderly end can hang; else return the exit code."""
+        if self.communicator.signs.opened:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
+
+    def fail(self, error: BaseException) -> None:
+        """End all ranks, and say why once. Returns where there is but one."""
+        if self.size == 1:
             return
         code, text = describe(error, self.rank)
         sys.stdout.flush()
-        if not isinstance(error, UserError | DoesNotFit | KeyboardInterrupt):
-            sys.__excepthook__(type(error), error, at)
+        if not isinstance(error, UserError | DoesNotFit | KeyboardInterrupt | PeerLost):
+            sys.__excepthook__(type(error), error, error.__traceback__)
         if self._watchdog is not None:
             self._watchdog.fail(code, text)
         self.communicator.abort(text)
@@ -69,6 +91,8 @@ def describe(error: BaseException, rank: int) -> tuple[int, str]:
         return error.exit_code, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 130, f"rank {rank} was interrupted"
+    if isinstance(error, PeerLost):
+        return error.exit_code, str(error)
     return 5, f"rank {rank} failed: {type(error).__name__}: {error}"
 
 
@@ -85,16 +109,7 @@ def gather(environ: Mapping[str, str], strategy: str | None, device: str, timeou
                 "ring_delayed, or start one process"
             )
         return None
-    if device.startswith("cuda"):
-        raise UserError(
-            f"--strategy {strategy} does not run on {device} in this version: use --device emulated, or leave out --strategy"
-        )
-    if here.size > 1 and not here.has_mpi:
-        raise UserError(
-            f"torchrun started {here.size} processes, but NumPy arrays travel by MPI, which it does not start: use mpiexec -n "
-            f"{here.size}, or srun"
-        )
-    return Team(here, timeout)
+    return Team(here, device, timeout)
 
 
 def agreed(exchange: Any, flag: bool) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 
 from minidnn.graph import Node, Role
-from minidnn.schedule.instruction import Buffer, Value
+from minidnn.schedule.instruction import Buffer, Instruction, Value
 from minidnn.schedule.ranks import Ranks
 from minidnn.spec import TensorSpec, round_up
 
@@ -84,10 +84,34 @@ class Line:
         ]  # fmt: skip
         return [strip.buffer for strip in strips if strip is not None]
 
+    def buckets(self, nbytes: int) -> list[tuple[int, int]]:
+        """Ranges of at least so many bytes of gradients, from the end, where backward begins; they cover all of the line."""
+        found, end = [], self.size
+        for begin, _ in reversed(self.places.values()):
+            if begin == 0 or self.gradients.part(begin, end).spec.nbytes >= nbytes:
+                found.append((begin, end))
+                end = begin
+        return found
+
     def block(self, strip: Strip, layer: str) -> Value:
         """A layer's part of a strip as long as the line."""
         begin, elements = self.places[layer]
         return strip.part(begin, begin + elements, f".{layer}")
+
+
+def moved(rows: Sequence[Instruction], to: dict[Buffer, Value]) -> list[Instruction]:
+    """The rows on the twins of their strips."""
+
+    def twin(v: Value) -> Value:
+        other = to[v.buffer]
+        return v._replace(buffer=other.buffer, content=other.content, name=f"other {v.name}")
+
+    def all_of(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple([twin(v) if v.buffer in to else v for v in values])
+
+    if not to:
+        return list(rows)
+    return [row._replace(writes=all_of(row.writes), reads=all_of(row.reads)) for row in rows]
 
 
 def cuts(begin: int, end: int, parts: int) -> list[tuple[int, int]]:

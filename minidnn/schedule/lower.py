@@ -92,7 +92,7 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
             else:
                 ready.append((node, gradient))
 
-    if scaling is not None and step.updates:
+    if scaling is not None and step.updates and persistent.ranks is None:
         gradients = tuple(gradient for _, gradient in ready)
         e.append(Instruction(Op.UPDATE, "loss scale", "check_finite", (scaling,), gradients, accumulates=True))
         state = (scaling, persistent.scalars)
@@ -104,7 +104,9 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
             e.update([pair])
     e.hold(e.held.values())
     whole = residence.rows()
-    return exchange(whole, persistent, step.phase) if persistent.ranks is not None and step.updates else whole
+    if persistent.ranks is None or step.fetches:
+        return whole
+    return exchange(whole, persistent, step.phase if step.updates else Phase.FIRST)
 
 
 def lower_inference(

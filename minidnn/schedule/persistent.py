@@ -12,6 +12,7 @@ from minidnn.schedule.flats import Line
 from minidnn.schedule.instruction import HOST, Buffer, Value
 from minidnn.schedule.plan import Plan, PlanError
 from minidnn.schedule.ranks import Ranks
+from minidnn.schedule.shared_scale import SharedScale
 from minidnn.spec import TensorSpec, round_up
 
 CONSTANT_BYTES = 512  # scalars in the first half, counters in the second
@@ -83,6 +84,7 @@ class Persistent:
     """
 
     scaling: Value | None = None  # state of dynamic loss scaling
+    shared: SharedScale | None = None  # and what goes with it in data parallelism
 
     def __init__(
         self,
@@ -135,15 +137,13 @@ class Persistent:
         )
         self.buffers.append(scalars)
         if precision.scaled:
-            if ranks is not None:
-                raise PlanError(
-                    f"precision {precision.name} scales its loss by what one rank sees, which the strategy "
-                    f"{ranks.strategy.name} does not share; use bf16"
-                )
             spec = TensorSpec((SCALING_COUNT,), precision.statistics)
             buffer = Buffer("loss scaling", spec.nbytes, Role.OPTIMIZER, persistent=True)
             self.buffers.append(buffer)
             self.scaling = self._value("loss scaling", buffer, 0, spec)
+            if ranks is not None:
+                self.shared = SharedScale(ranks, self.scaling, self.constants, self.contents)
+                self.buffers += self.shared.buffers
         self._add_batch(graph)
 
     def _dtype(self, parameter: Parameter) -> str:

@@ -23,14 +23,16 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from minidnn.schedule.flats import Line, Strip, cuts, sources, target
+from minidnn.schedule.flats import Line, Strip, cuts, moved, sources, target
 from minidnn.schedule.instruction import COMM, COMPUTE, Buffer, Instruction, Op, Value
 from minidnn.schedule.persistent import Persistent
 
 
 class Phase(StrEnum):
-    """Which of the two weights and gradients are used for what, see the module. Strategies without delay know one phase."""
+    """Which of the two weights and gradients are used for what, see the module. Strategies without delay know TRAIN, and FIRST
+    where nothing is updated."""
 
+    FIRST = "first"
     TRAIN = "train"
     OTHER = "train_other"
     WARMUP = "warmup"
@@ -38,56 +40,53 @@ class Phase(StrEnum):
     FLUSH_OTHER = "flush_other"
 
 
+_MAKES = {Phase.FIRST: 0, Phase.TRAIN: 1, Phase.OTHER: 0}
+_APPLIES = {Phase.TRAIN: 0, Phase.OTHER: 1, Phase.FLUSH: 0, Phase.FLUSH_OTHER: 1}
+"""Which of the two gradients of ``ring_delayed`` a phase makes, and which it exchanges and applies."""
+
+
 def exchange(rows: Sequence[Instruction], persistent: Persistent, phase: Phase) -> list[Instruction]:
     """Return the rows of a training step with exchange and update. O(rows + ranks * dtypes)."""
-    ranks = persistent.ranks
+    ranks, shared = persistent.ranks, persistent.shared
     assert ranks is not None
-    builder = _Builder(persistent)
+    delayed = ranks.strategy.delayed and phase is not Phase.WARMUP
+    if shared is not None and delayed:
+        rows = shared.keep(rows, _MAKES.get(phase), _APPLIES.get(phase))
+    if phase is Phase.FIRST:
+        return list(rows)
+    builder = _Builder(persistent, shared.scalars if shared is not None and delayed else persistent.scalars)
     if ranks.strategy.name == "all_reduce":
         return builder.all_reduce(rows)
     if ranks.strategy.rooted:
         builder.rooted()
         return [*rows, *builder.rows]
-    delayed = ranks.strategy.delayed and phase is not Phase.WARMUP
+    moves = []
     for line in persistent.lines:
         second, other = line.other_gradients or line.gradients, line.other_weights or line.weights
         if not delayed or phase is Phase.FLUSH:
-            builder.ring(line, line.gradients, line.weights, line.weights)
+            moves.append((line, line.gradients, line.weights, line.weights))
         elif phase is Phase.TRAIN:
-            builder.ring(line, line.gradients, line.weights, other)
+            moves.append((line, line.gradients, line.weights, other))
         else:
-            builder.ring(line, second, other, line.weights)
+            moves.append((line, second, other, line.weights))
+    builder.ring(moves)
     if not delayed:
         return [*rows, *builder.rows]
-    moved = {
+    twins = {
         Phase.TRAIN: [(line.gradients, line.other_gradients) for line in persistent.lines],
         Phase.OTHER: [(line.weights, line.other_weights) for line in persistent.lines],
     }.get(phase, [])
-    rows = _moved(rows, {a.buffer: b.whole for a, b in moved if b is not None})
-    at = 1 + next(i for i, row in enumerate(rows) if row.target == "constants")  # the update reads this step's scalars
+    rows = moved(rows, {a.buffer: b.whole for a, b in twins if b is not None})
+    at = 1 + max(i for i, row in enumerate(rows) if row.op is Op.INPUT)  # the update reads this step's scalars
     return [*rows[:at], *builder.rows, *rows[at:]]
-
-
-def _moved(rows: Sequence[Instruction], to: dict[Buffer, Value]) -> list[Instruction]:
-    """The rows on the twins of their strips."""
-
-    def twin(v: Value) -> Value:
-        other = to[v.buffer]
-        return v._replace(buffer=other.buffer, content=other.content, name=f"other {v.name}")
-
-    def moved(values: tuple[Value, ...]) -> tuple[Value, ...]:
-        return tuple([twin(v) if v.buffer in to else v for v in values])
-
-    if not to:
-        return list(rows)
-    return [row._replace(writes=moved(row.writes), reads=moved(row.reads)) for row in rows]
 
 
 class _Builder:
     """Rows of exchange and update under construction."""
 
-    def __init__(self, persistent: Persistent) -> None:
+    def __init__(self, persistent: Persistent, scalars: Value) -> None:
         assert persistent.ranks is not None
+        self.scalars = scalars  # of the update
         self.persistent, self.ranks = persistent, persistent.ranks
         self.rank, self.size = self.ranks.rank, self.ranks.size
         self.collective = self.ranks.strategy.implementation == "nccl"
@@ -126,6 +125,13 @@ class _Builder:
             self.add(total, incoming)
         return parts
 
+    def gather(self, whole: Value, own: Value, parts: Sequence[Value]) -> None:
+        """Carry every rank's part to all ranks. ``own``: what the collective row reads."""
+        if self.collective and self.size > 1:
+            self.append(Op.ALL_GATHER, whole, "all_gather", (whole,), (own,))
+        else:
+            self.all_gather(parts)
+
     def all_gather(self, parts: Sequence[Value]) -> None:
         """Ring steps that carry every rank's part to all ranks."""
         for step in range(self.size - 1):
@@ -143,43 +149,64 @@ class _Builder:
             self.rows.append(Instruction(Op.UPDATE, weight.name, "convert", (weight,), (old,), stream=stream))
         master = weight if narrow is None else narrow.whole
         writes = (master, *(slots[slot].whole for slot in optimizer.slots))
-        reads = (gradients.part(begin, end, ".own"), p.scalars)
+        reads = (gradients.part(begin, end, ".own"), self.scalars)
         row = Instruction(Op.UPDATE, weight.name, optimizer.kernel, writes, reads, attrs=optimizer.attrs, stream=stream)
         self.rows.append(row._replace(accumulates=True))
         if narrow is not None:
             self.rows.append(Instruction(Op.UPDATE, weight.name, "convert", (weight,), (master,), stream=stream))
 
     # -- strategies -------------------------------------------------------------------------------------------------
-    def ring(self, line: Line, gradients: Strip, source: Strip, target: Strip) -> None:
-        """Reduce-scatter of the gradients, update of the own shard, all-gather of the weights."""
-        begin, end = line.owned
-        if self.collective and self.size > 1:
-            own = gradients.part(begin, end, ".own")
-            self.append(Op.REDUCE_SCATTER, gradients.whole, "reduce_scatter", (own,), (gradients.whole,))
-        else:
-            self.reduce_scatter(line, gradients, 0, line.size)
-        self.update(line, gradients, source, target, COMM)
-        if self.collective and self.size > 1:
-            own = target.part(begin, end, ".own")
-            self.append(Op.ALL_GATHER, target.whole, "all_gather", (target.whole,), (own,))
-        else:
-            self.all_gather([target.part(b, e, f"[{k}]") for k, (b, e) in enumerate(cuts(0, line.size, self.size))])
+    def verdict(self, gradients: Sequence[Value], stream: str) -> None:
+        """With a scaled loss: whether the gradients of all ranks are finite, which the updates read, and the next scale."""
+        if (shared := self.persistent.shared) is None:
+            return
+        self.rows.append(shared.check(gradients, stream))
+        if shared.votes is not None:
+            ballots = [shared.votes.part(k, k + 1, f"[{k}]") for k in range(self.size)]
+            own = ballots.pop(self.rank)
+            self.rows.append(shared.vote(own, stream))
+            self.gather(shared.votes.whole, own, [*ballots[: self.rank], own, *ballots[self.rank :]])
+            self.rows += [shared.count(ballot, stream) for ballot in ballots]
+        self.rows.append(shared.adapt(self.scalars, stream))
+
+    def ring(self, moves: Sequence[tuple[Line, Strip, Strip, Strip]]) -> None:
+        """Reduce-scatter of the gradients, update of the own shards, all-gather of the weights.
+
+        ``moves``: lines with their gradients, and the weights from which and to which they are updated.
+        """
+        for line, gradients, _, _ in moves:
+            if self.collective and self.size > 1:
+                own = gradients.part(*line.owned, ".own")
+                self.append(Op.REDUCE_SCATTER, gradients.whole, "reduce_scatter", (own,), (gradients.whole,))
+            else:
+                self.reduce_scatter(line, gradients, 0, line.size)
+        self.verdict([gradients.part(*line.owned, ".own") for line, gradients, _, _ in moves], COMM)
+        for line, gradients, old, new in moves:
+            self.update(line, gradients, old, new, COMM)
+            parts = [new.part(b, e, f"[{k}]") for k, (b, e) in enumerate(cuts(0, line.size, self.size))]
+            self.gather(new.whole, new.part(*line.owned, ".own"), parts)
 
     def rooted(self) -> None:
         """Gradients go up to rank 0, which alone updates; the weights come down again the same way."""
         parent, children = target(self.ranks), sources(self.ranks)
-        for line in self.persistent.lines:
-            gradients, weights = line.gradients.whole, line.weights.whole
+        lines, shared = self.persistent.lines, self.persistent.shared
+        for line in lines:
+            gradients = line.gradients.whole
             for child in children:
                 assert line.incoming is not None
                 self.append(Op.RECV, line.incoming.whole, "recv", (line.incoming.whole,), (), child)
                 self.add(gradients, line.incoming.whole)
             if parent is not None:
                 self.append(Op.SEND, gradients, "send", (), (gradients,), parent)
-                self.append(Op.RECV, weights, "recv", (weights,), (), parent)
-            self.update(line, line.gradients, line.weights, line.weights, COMM)
+        if parent is None:
+            self.verdict([line.gradients.whole for line in lines], COMM)
+            for line in lines:
+                self.update(line, line.gradients, line.weights, line.weights, COMM)
+        for value in [line.weights.whole for line in lines] + ([] if shared is None else [shared.scaling]):
+            if parent is not None:
+                self.append(Op.RECV, value, "recv", (value,), (), parent)
             for child in reversed(children):
-                self.append(Op.SEND, weights, "send", (), (weights,), child)
+                self.append(Op.SEND, value, "send", (), (value,), child)
 
     def all_reduce(self, rows: Sequence[Instruction]) -> list[Instruction]:
         """Sum the gradients bucket by bucket, each as soon as backward has made the last of it; then update everything."""
@@ -190,7 +217,7 @@ class _Builder:
                     written[value.buffer, value.offset] = index
         after: dict[int, list[Instruction]] = {}
         for line in self.persistent.lines:
-            for begin, end in self._buckets(line):
+            for begin, end in line.buckets(self.ranks.strategy.bucket_bytes):
                 strip = line.gradients
                 low, high = (strip.part(0, at).spec.nbytes for at in (begin, end))
                 last = max(at for (b, offset), at in written.items() if b is strip.buffer and low <= offset < high)
@@ -204,6 +231,7 @@ class _Builder:
                     self.all_gather(self.reduce_scatter(line, strip, begin, end))
                 after.setdefault(last, []).extend(self.rows)
         self.rows = []
+        self.verdict([line.gradients.whole for line in self.persistent.lines], COMPUTE)
         for line in self.persistent.lines:
             self.update(line, line.gradients, line.weights, line.weights, COMPUTE)
         merged: list[Instruction] = []
@@ -211,13 +239,3 @@ class _Builder:
             merged.append(row)
             merged += after.get(index, ())
         return merged + self.rows
-
-    def _buckets(self, line: Line) -> list[tuple[int, int]]:
-        """Ranges of a line of at least ``bucket_bytes``, from its end, where backward begins; they cover all of it."""
-        buckets, end = [], line.size
-        for begin, _ in reversed(line.places.values()):
-            nbytes = line.gradients.part(begin, end).spec.nbytes
-            if nbytes >= self.ranks.strategy.bucket_bytes or begin == 0:
-                buckets.append((begin, end))
-                end = begin
-        return buckets

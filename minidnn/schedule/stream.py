@@ -9,7 +9,7 @@ STORE row after it. Before, ``w`` in host memory              After
                                                                   LOAD     w@2 <- w
                                                                   FORWARD  b    reads v@1
                                                                   UPDATE   a    writes w@2
-                                                                  STORE    w <- w@2
+                                                                  STORE    w <- w@2            after the next visit, if any
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def stream_parameters(rows: list[Instruction], persistent: Persistent) -> list[I
     after: dict[int, list[Instruction]] = {}
     here: dict[tuple[Buffer, int], tuple[Buffer, int]] = {}  # (group, row) -> (device buffer, content)
     stored_at: dict[Buffer, int] = {}
+    later = {(visit.group.buffer, visit.number): position for position, visit in enumerate(visits)}
     for position, visit in enumerate(visits):
         group = visit.group
         nbytes = group.buffer.nbytes if visit.state else group.weight_bytes
@@ -60,8 +61,8 @@ def stream_parameters(rows: list[Instruction], persistent: Persistent) -> list[I
         before.setdefault(start, []).append(load)
         if visit.writes:
             store = Instruction(Op.STORE, group.buffer.name, "", (host,), (device,), stream=D2H)
-            after.setdefault(visit.last, []).append(store)
-            stored_at[group.buffer] = visit.last
+            at = stored_at[group.buffer] = _store_row(visits, position, later.get((group.buffer, visit.number + 1)))
+            after.setdefault(at, []).append(store)
     streamed: list[Instruction] = []
     for index, row in enumerate(rows):
         streamed += before.get(index, [])
@@ -72,6 +73,17 @@ def stream_parameters(rows: list[Instruction], persistent: Persistent) -> list[I
         streamed.append(row)
         streamed += after.get(index, [])
     return streamed
+
+
+def _store_row(visits: list[_Visit], position: int, again: int | None) -> int:
+    """Row after which a visit's STORE is listed: the end of the next visit to end, so that no row in between takes bytes that
+    are still being copied; earlier if the group's next visit, at position ``again``, loads it before."""
+    last = visits[position].last
+    following = visits[position + 1 : position + 4]
+    at = next((visit.last for visit in following if visit.last > last), last)
+    if again is not None:
+        at = min(at, visits[again - 1].first - 1)
+    return max(at, last)
 
 
 def _visiting(value: Value, visit: tuple[Buffer, int] | None) -> Value:

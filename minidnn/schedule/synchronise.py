@@ -23,6 +23,8 @@ from minidnn.schedule.instruction import DEVICE, HOST, RESULT, STREAMS, Buffer, 
 
 _BUFFERS_A_PAGE = 4096
 _NEVER = -1
+_UNTOUCHED = (_NEVER,) * len(STREAMS)
+_NUMBERS = {name: number for number, name in enumerate(STREAMS)}
 _ALWAYS = 1 << 60  # what a stream knows of itself: it starts a row when all before are done
 
 
@@ -38,12 +40,14 @@ def synchronise(
     flight at the beginning.
     """
     regions, clocks = _Regions(offsets), _Clocks()
-    for row in previous or ():
-        clocks.step(row.stream, regions.accesses(row))
+    accesses = [regions.accesses(row) for row in rows]
+    earlier = accesses if previous is rows else [regions.accesses(row) for row in previous or ()]
+    for row, touched in zip(previous or (), earlier, strict=True):
+        clocks.step(row.stream, touched)
     shift = len(clocks.streams)
     ordered = []
-    for row in rows:
-        ends = clocks.step(row.stream, regions.accesses(row))
+    for row, touched in zip(rows, accesses, strict=True):
+        ends = clocks.step(row.stream, touched)
         if ends or row.waits:
             waits = sorted(Wait(end - shift) if end >= shift else Wait(end, 1) for end in ends)
             row = row._replace(waits=tuple(waits))
@@ -157,29 +161,44 @@ class _Clocks:
 
     def step(self, name: str, accesses: Sequence[_Access]) -> list[int]:
         """Add a row and return the rows that it must wait for, at most one of each other stream."""
-        row, stream = len(self.streams), STREAMS.index(name)
+        streams = self.streams
+        row, stream = len(streams), _NUMBERS[name]
         now = self.now[stream]
+        if not accesses:
+            streams.append(stream)
+            self.known.append(now)
+            return []
         need: dict[int, int] = {}  # by stream
+        compute, d2h, h2d, comm = now  # written out: this is the innermost loop of planning
         for region, begin, end, writes in accesses:
-            first, last = region.fragments(begin, end)
+            starts = region.starts
+            first = bisect_left(starts, begin)
+            last = first + 1
+            if starts[first] != begin or starts[last] != end:
+                first, last = region.fragments(begin, end)
             histories = region.histories
             if not writes:
                 for history in histories[first:last]:
                     writer = history[-1]
-                    if writer >= 0 and writer > now[other := self.streams[writer]]:
-                        need[other] = max(writer, need.get(other, _NEVER))
+                    if writer >= 0 and writer > now[other := streams[writer]] and writer > need.get(other, _NEVER):
+                        need[other] = writer
                     history[stream] = row
                 continue
-            for history in histories[first:last]:
-                for other, known in enumerate(now):
-                    if history[other] > known:
-                        need[other] = max(history[other], need.get(other, _NEVER))
-            fresh = [_NEVER] * len(STREAMS) + [row]
+            for a, b, c, d, _ in histories[first:last]:
+                if a > compute and a > need.get(0, _NEVER):
+                    need[0] = a
+                if b > d2h and b > need.get(1, _NEVER):
+                    need[1] = b
+                if c > h2d and c > need.get(2, _NEVER):
+                    need[2] = c
+                if d > comm and d > need.get(3, _NEVER):
+                    need[3] = d
+            fresh = [*_UNTOUCHED, row]
             fresh[stream] = row
             histories[first] = fresh
             if last - first > 1:
                 del region.starts[first + 1 : last], histories[first + 1 : last]
-        self.streams.append(stream)
+        streams.append(stream)
         waits = list(need.values())
         if len(waits) > 1:
             waits = [end for end in waits if not any(by != end and self._knows(by, end) for by in waits)]

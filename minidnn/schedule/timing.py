@@ -39,6 +39,12 @@ def row_seconds(row: Instruction, profile: Profile, precision: str) -> float:
 def schedule_times(rows: Sequence[Instruction], profile: Profile, precision: str) -> list[tuple[float, float]]:
     """Start and end of every row in seconds, for one run that begins at 0 on an idle device."""
     starts, ends = _run(rows, profile, precision, periods=1)
+    since: dict[str, float] = {}
+    for i, row in enumerate(rows):
+        if row.op is Op.FREE:
+            starts[i] = ends[i] = since.get(row.stream, 0.0)
+        else:
+            since[row.stream] = ends[i]
     return list(zip(starts, ends, strict=True))
 
 
@@ -57,7 +63,8 @@ def step_time(rows: Sequence[Instruction], profile: Profile, precision: str) -> 
     seconds = max(ends[first:]) - max(ends[:first], default=0.0)
     busy: dict[str, float] = {}
     for i, row in enumerate(rows):
-        busy[row.stream] = busy.get(row.stream, 0.0) + (ends[first + i] - starts[first + i])
+        if row.op is not Op.FREE:
+            busy[row.stream] = busy.get(row.stream, 0.0) + (ends[first + i] - starts[first + i])
     return seconds, busy
 
 
@@ -119,13 +126,14 @@ class _Slowdown:
 def _run(
     rows: Sequence[Instruction], profile: Profile, precision: str, *, periods: int
 ) -> tuple[list[float], list[float]]:
-    """Start and end of every row of ``periods`` runs in a row, by events in time order. O(rows)."""
+    """Start and end of every row, FREE rows apart, of ``periods`` runs in a row, by events in time order. O(rows)."""
     count = len(rows)
     costs = [_cost(row, profile, precision) for row in rows] * periods
     needs = _needs(rows, periods)
     queues: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        queues.setdefault(row.stream, []).append(i)
+        if row.op is not Op.FREE:  # it takes no time, waits for nothing, and nothing waits for it
+            queues.setdefault(row.stream, []).append(i)
     work = [[i + period * count for period in range(periods) for i in queue] for queue in queues.values()]
     streams = range(len(work))
     slowdown = _Slowdown(profile)
@@ -153,7 +161,7 @@ def _run(
                 while current[k] < 0 and at < len(queue):
                     row_index = queue[at]
                     need = needs[row_index]
-                    if need and any(ends[other] < 0.0 for other in need):
+                    if need and min([ends[other] for other in need]) < 0.0:
                         break
                     at += 1
                     starts[row_index] = now
@@ -189,6 +197,8 @@ def _needs(rows: Sequence[Instruction], periods: int) -> list[tuple[int, ...]]:
     for period in range(periods):
         for row in rows:
             waits = row.waits
-            earlier = (w.row + (period - w.lag) * count for w in waits if w.lag <= period and w.row < count)
-            found.append(tuple(earlier) if waits else ())
+            if not waits:
+                found.append(())
+                continue
+            found.append(tuple([w.row + (period - w.lag) * count for w in waits if w.lag <= period and w.row < count]))
     return found

@@ -44,6 +44,7 @@ import minidnn
 from minidnn.device.cuda import CudaDevice
 from minidnn.errors import UserError
 from minidnn.executor import BATCHES_IN_FLIGHT
+from minidnn.fuse import fuse
 from minidnn.metrics import provenance, write_json
 from minidnn.precision import precision as find_precision
 from minidnn.schedule.analysis import Analysis
@@ -124,8 +125,8 @@ def check_plans(args: argparse.Namespace) -> dict[str, Any]:
     graph, outcome = every_layer(), {}
     data = batches(graph, args.seed, 6)
     with on_gpu(graph, args) as step:
-        expected = train(step, data)
-    for name, plan in plans(graph).items():
+        expected, fusions = train(step, data), step.recipe.fusions
+    for name, plan in plans(fuse(graph, fusions).graph).items():
         with on_gpu(graph, args, plan=plan) as step:
             outcome[name] = equal(train(step, data), expected) | {"reserved_bytes": step.profile.reserved_bytes}
     return {"passed": all(result["passed"] for result in outcome.values()), "plans": outcome}

@@ -61,12 +61,13 @@ def search(load: Callable[[int], float], limit: int, start: int = 1, hints: Iter
         if high - low <= 1:
             return low
         near = min(known, key=lambda n: (abs(known[n] - 1), n))
-        far = min((n for n in known if n != near), key=lambda n: (abs(n - near) < 4, abs(n - near)))
-        slope = (known[far] - known[near]) / (far - near)
-        step = math.floor((1 - known[near]) / slope) if 0 < slope < math.inf else limit
-        guess = min(max(near + step, low + 1), high - 1)
-        if len(known) > 30:  # no line at all
+        others = sorted((n for n in known if n != near), key=lambda n: (abs(n - near) < 4, abs(n - near)))
+        slopes = [(known[far] - known[near]) / (far - near) for far in others]
+        slope = next((slope for slope in slopes if 0 < slope < math.inf), 0.0)
+        if not slope or len(known) > 30:  # no line at all
             guess = (low + high) // 2
+        else:
+            guess = min(max(near + math.floor((1 - known[near]) / slope), low + 1), high - 1)
         known[guess] = load(guess)
 
 

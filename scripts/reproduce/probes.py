@@ -11,7 +11,6 @@ from typing import Any
 
 import models
 from layup.context import Context
-from layup.evaluate import Candidate
 from layup.planner import Planner
 from minidnn.metrics import write_json
 from minidnn.request import prepare
@@ -48,7 +47,16 @@ class Net:
         graph = models.build("resnet", batch=self.batch, image_size=self.image_size, blocks=blocks)
         request = prepare(graph, device=None, profile=self.profile)
         streamed = ("*",) if self.streamed else ()
-        return Context(request, host_memory=self.host_memory, streamed=streamed)
+        kind = _Whole if self.whole_gradients else Context
+        return kind(request, host_memory=self.host_memory, streamed=streamed)
+
+
+class _Whole(Context):
+    """A context of which every plan updates once, after backward."""
+
+    def complete(self, plan: Plan) -> Plan:
+        plan = super().complete(plan)
+        return replace(plan, reuse=replace(plan.reuse, layerwise_update=False))
 
 
 class Probes:
@@ -58,9 +66,11 @@ class Probes:
         self.net = net
         self.cache = cache
         self.facts: dict[str, dict[str, dict[str, Any]]] = {}
+        self.chosen: dict[str, dict[str, dict[str, Any]]] = {}
         if cache is not None and cache.exists():
-            self.facts = json.loads(cache.read_text(encoding="utf-8"))
-        self._open: tuple[tuple[str, int], list[Candidate]] | None = None
+            known = json.loads(cache.read_text(encoding="utf-8"))
+            self.facts, self.chosen = known["facts"], known["chosen"]
+        self._open: tuple[tuple[str, int], Planner] | None = None
 
     def load(self, policy: str, n3: int, memory: int) -> float:
         """The budget that the leanest plan takes, as a share of it; at most 1 if it fits, device and host.
@@ -79,30 +89,31 @@ class Probes:
                 share = max(nbytes / memory, host / host_limit)
                 if share > 1:
                     break
+            self._forget(policy, n3, number)
             if share <= 1:
                 return float(share)
             least = min(least, share)
         return least
 
     def fastest(self, policy: str, n3: int, memory: int) -> dict[str, Any]:
-        """Facts of the fastest candidate that fits; there must be one."""
-        best: dict[str, Any] = {}
-        host_limit = math.inf if self.net.host_memory is None else self.net.host_memory
-        entries = sorted(self._by_bytes(policy, n3), key=lambda entry: entry[1]["bound_seconds"])
-        for number, facts in entries:
-            if facts["bound_bytes"] > memory or _hopeless(facts, memory):
-                continue
-            if best and facts["bound_seconds"] >= best["seconds"]:
-                continue
-            for fact in ("peak_bytes", "train_bytes", "reserved_bytes"):
-                host_fits = facts.get("host_bytes", facts.get("host_peak_bytes", 0)) <= host_limit
-                if self._fact(policy, n3, number, fact) > memory or not host_fits:
-                    break
-            else:
-                if facts["host_bytes"] <= host_limit and (not best or facts["seconds"] < best["seconds"]):
-                    best = facts
-        assert best, f"{policy} fits no plan at n3 = {n3}"
-        return best
+        """Facts of the plan that the planner selects; there must be one."""
+        key = f"{policy} {n3}"
+        chosen = self.chosen.setdefault(key, {})
+        if str(memory) not in chosen:
+            planner = self._planner(policy, n3)
+            found = planner.select(memory, self.net.host_memory)
+            assert found is not None, f"{policy} fits no plan at n3 = {n3}"
+            chosen[str(memory)] = {
+                "policy": found.plan.policy,
+                "seconds": found.seconds,
+                "keep_seconds": planner.context.costs.step_seconds,
+                "peak_bytes": found.program.peak_bytes,
+                "reserved_bytes": found.program.reserved_bytes,
+                "host_bytes": found.program.host_bytes,
+            }
+            self._save()
+        facts: dict[str, Any] = chosen[str(memory)]
+        return facts
 
     def known(self, policy: str) -> list[int]:
         """Depths of which something is known: with them, a search that is repeated plans nothing again."""
@@ -114,7 +125,7 @@ class Probes:
         key = f"{policy} {n3}"
         if key not in self.facts:
             found = {}
-            for number, candidate in enumerate(self._candidates(policy, n3)):
+            for number, candidate in enumerate(self._planner(policy, n3).candidates):
                 found[str(number)] = {
                     "bound_bytes": candidate.bounds.peak_bytes,
                     "bound_seconds": candidate.bounds.seconds,
@@ -133,7 +144,7 @@ class Probes:
     def _fact(self, policy: str, n3: int, number: str, name: str) -> int:
         facts = self.facts[f"{policy} {n3}"][number]
         if name not in facts:
-            candidate = self._candidates(policy, n3)[int(number)]
+            candidate = self._planner(policy, n3).candidates[int(number)]
             if name == "peak_bytes":
                 facts["peak_bytes"], facts["host_peak_bytes"] = candidate.peaks
             elif name == "train_bytes":
@@ -142,26 +153,24 @@ class Probes:
             else:
                 facts["reserved_bytes"] = candidate.program.reserved_bytes
                 facts["host_bytes"] = candidate.program.host_bytes
-            if self.cache is not None:
-                write_json(self.cache, self.facts)
+            self._save()
         return int(facts[name])
 
-    def _candidates(self, policy: str, n3: int) -> list[Candidate]:
+    def _save(self) -> None:
+        if self.cache is not None:
+            write_json(self.cache, {"facts": self.facts, "chosen": self.chosen})
+
+    def _forget(self, policy: str, n3: int, number: str) -> None:
+        if self._open is not None and self._open[0] == (policy, n3):
+            self._open[1].candidates[int(number)].forget()
+
+    def _planner(self, policy: str, n3: int) -> Planner:
         if self._open is None or self._open[0] != (policy, n3):
             self._open = None  # let the one before go first: thousands of layers take gigabytes
-            context = self.net.context(n3)
-            candidates = Planner(context, policy).candidates
-            if self.net.whole_gradients:
-                candidates = [Candidate(context, _whole(candidate.plan), candidate.guess) for candidate in candidates]
-            self._open = ((policy, n3), candidates)
+            self._open = ((policy, n3), Planner(self.net.context(n3), policy))
         return self._open[1]
 
 
 def _hopeless(facts: dict[str, Any], memory: int) -> bool:
     base, margin = facts["base_bytes"], _DOUBTFUL_IN_LARGE if facts["units"] > _LARGE else _DOUBTFUL
     return bool(facts["guess_bytes"] - base > margin * max(memory - base, 0))
-
-
-def _whole(plan: Plan) -> Plan:
-    """The same plan with one update after backward."""
-    return replace(plan, reuse=replace(plan.reuse, layerwise_update=False))

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
 from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
 
+from minidnn.kernels import cuda_kernels, numpy_kernels
 
-class FakeError(Exception):
+
+class FakeError(RuntimeError):
     """What CUDA answers with an error code."""
 
 
@@ -37,7 +40,7 @@ class Memory:
     def __init__(self, cuda, size):
         self._cuda, self.size = cuda, size
         if cuda.used + size > cuda.total:
-            raise FakeError("out of memory")
+            raise FakeError("cudaErrorMemoryAllocation: out of memory")
         cuda.used += size
         self._raw = np.full(size + 512, 0xFF, np.uint8)
         self.ptr = -(-self._raw.ctypes.data // 512) * 512
@@ -57,14 +60,17 @@ class Task:
 class FakeCuda:
     """``FakeCuda(seed).module`` takes the place of the module cupy."""
 
-    def __init__(self, seed=0, total=1 << 30):
+    def __init__(self, seed=0, total=1 << 30, capability=(9, 0), driver=13000, count=1):
         self.random, self.used, self.total = random.Random(seed), 0, total
         self.queues, self.recorded, self.created, self.clock = {}, {}, 0, 0.0
         self.capture, self.capturing, self.launched = None, set(), 0
         runtime = SimpleNamespace(
+            getDeviceProperties=lambda index: {"name": b"Fake", "major": capability[0], "minor": capability[1]},
+            driverGetVersion=lambda: driver, runtimeGetVersion=lambda: 13020, getDevice=lambda: 0,
+            memset=lambda pointer, value, nbytes: ctypes.memset(pointer, value, nbytes),
             CUDARuntimeError=FakeError, eventDisableTiming=2, deviceSynchronize=lambda: None,
             memcpyHostToHost=0, memcpyHostToDevice=1,
-            memcpyDeviceToHost=2, memcpyDeviceToDevice=3, getDeviceCount=lambda: 1, memcpyAsync=self.copy,
+            memcpyDeviceToHost=2, memcpyDeviceToDevice=3, getDeviceCount=self.devices(count, driver), memcpyAsync=self.copy,
             eventCreateWithFlags=self.create_event, eventDestroy=self.destroy_event, eventRecord=self.record,
             streamWaitEvent=self.wait_event, eventSynchronize=self.synchronize_event,
             streamSynchronize=self.synchronize_stream, memGetInfo=lambda: (self.total - self.used, self.total),
@@ -76,6 +82,9 @@ class FakeCuda:
                 assert non_blocking, "a blocking stream would wait for the null stream"
                 self.ptr = 1000 + len(fake.queues)
                 fake.queues[self.ptr] = deque()
+
+            def synchronize(self):
+                fake.synchronize_stream(self.ptr)
 
             def begin_capture(self):
                 assert not any(fake.queues.values()), "a capture begins with empty streams"
@@ -106,6 +115,17 @@ class FakeCuda:
             get_elapsed_time=lambda a, b: (b.time - a.time) * 1e3,
         )  # fmt: skip
         self.module = SimpleNamespace(cuda=cuda, ndarray=FakeArray, RawModule=None, __version__="fake")
+
+    @staticmethod
+    def devices(count, driver):
+        def get():
+            if driver < 13000 or not count:
+                raise FakeError(
+                    "cudaErrorInsufficientDriver: too old" if count else "cudaErrorNoDevice: no CUDA device"
+                )
+            return count
+
+        return get
 
     # -- enqueueing -------------------------------------------------------------------------------------------------
     def enqueue(self, stream, run, after=None):
@@ -175,3 +195,26 @@ class FakeCuda:
     def synchronize_stream(self, stream):
         while self.queues[stream]:
             self.run_one()
+
+
+def install(monkeypatch, seed=0, **how):
+    """A fake CUDA in the place of CuPy, whose kernels are NumPy's, run when the streams please."""
+    fake = FakeCuda(seed, **how)
+    monkeypatch.setitem(sys.modules, "cupy", fake.module)
+
+    def host(operand):
+        return operand.host() if isinstance(operand, FakeArray) else operand
+
+    def stand_in(name):
+        kernel = getattr(numpy_kernels, name)
+
+        def bind(on, *operands, **attrs):
+            arguments = [host(operand) for operand in operands]
+            extra = {key: host(value) for key, value in attrs.items()}
+            return lambda: fake.enqueue(on.stream, lambda: kernel(*arguments, **extra))
+
+        return bind
+
+    for name in cuda_kernels.__all__:
+        monkeypatch.setattr(cuda_kernels, name, stand_in(name))
+    return fake

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from minidnn.device.cuda import CudaDevice
 from minidnn.device.cuda_libraries import parse_device
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
-from minidnn.kernels import base, cuda_kernels, cuda_launch, cudnn, cudnn_tune, numpy_kernels
+from minidnn.kernels import base, cuda_kernels, cuda_launch, cudnn, cudnn_tune
 from minidnn.precision import precision
 from minidnn.recipes import numpy_recipe
 from minidnn.schedule.instruction import COMPUTE, D2H, H2D, Op
@@ -33,25 +34,7 @@ SOURCES = Path(cuda_launch.SOURCES)
 @pytest.fixture(params=[0, 1, 2])
 def cuda(request, monkeypatch):
     """A fake CUDA whose kernels are NumPy's, run when the streams please."""
-    fake = fake_cuda.FakeCuda(request.param)
-    monkeypatch.setitem(sys.modules, "cupy", fake.module)
-
-    def host(operand):
-        return operand.host() if isinstance(operand, fake_cuda.FakeArray) else operand
-
-    def stand_in(name):
-        kernel = getattr(numpy_kernels, name)
-
-        def bind(on, *operands, **attrs):
-            arguments = [host(operand) for operand in operands]
-            extra = {key: host(value) for key, value in attrs.items()}
-            return lambda: fake.enqueue(on.stream, lambda: kernel(*arguments, **extra))
-
-        return bind
-
-    for name in cuda_kernels.__all__:
-        monkeypatch.setattr(cuda_kernels, name, stand_in(name))
-    return fake
+    return fake_cuda.install(monkeypatch, request.param)
 
 
 def device():
@@ -72,6 +55,7 @@ def batches(count, batch=4):
     return [(rng.standard_normal((batch, 8, 8, 3), np.float32), rng.integers(0, 5, batch)) for _ in range(count)]
 
 
+FIXED_BYTES = cuda_launch.SCRATCH_BYTES
 OPTIMIZER = minidnn.SGD(lr=0.1, momentum=0.9, weight_decay=1e-4)
 
 
@@ -226,8 +210,8 @@ def test_closing_gives_every_byte_back_however_often_it_is_called(cuda):
     x, y = batches(1)[0]
     result = step.run(x, y)
     opened = step.executor.device
-    assert cuda.used == step.profile.reserved_bytes + cuda_launch.SCRATCH_BYTES
-    assert opened.outside_bytes() == cuda_launch.SCRATCH_BYTES
+    assert cuda.used == step.profile.reserved_bytes + FIXED_BYTES
+    assert opened.outside_bytes() == FIXED_BYTES
     step.close()
     opened.close()
     gc.collect()
@@ -306,9 +290,10 @@ def test_a_kernel_takes_the_operands_of_the_protocol_after_its_launcher(name):
     immediate = inspect.signature(getattr(cuda_kernels.Immediate(None, None), name)).parameters.values()
     assert [p.replace(annotation=p.empty) for p in immediate] == expected
     if name.startswith(
-        "conv2d"
-    ):  # the options of an engine are the backend's own: NumPy's images, cuDNN's engine and knobs
+        ("conv2d", "linear")
+    ):  # an engine is the backend's own: NumPy's images, cuDNN's number and knobs
         assert found.pop().kind is inspect.Parameter.VAR_KEYWORD
+        found = [p for p in found if not (name.startswith("linear") and p.name == "scratch")]
         expected = [p.replace(default=0) if p.name == "images" else p for p in expected]
     assert found == expected
 
@@ -322,6 +307,7 @@ def test_partial_sums_fit_the_scratch_and_cover_every_row(rows, channels, values
     columns, lanes, blocks = cuda_launch.reduction_shape(rows, channels, values, width)
     assert columns * lanes == cuda_launch.THREADS
     assert blocks >= 1 and blocks * channels * values * 4 <= cuda_launch.SCRATCH_BYTES
+    assert columns <= cuda_launch.MOST_COLUMNS
     # rows_of_block in common.cuh, in Python: what each block visits, `lanes` rows at a time
     groups, rest = divmod(rows, lanes)
     visited = [
@@ -513,17 +499,17 @@ def test_measured_engines_are_remembered_for_one_gpu_and_library(tmp_path):
             raise AssertionError("measured again")
 
     cache = cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 91900")
-    tuner = cudnn_tune.Tuner(None, Library(), None, cache)
+    tuner = cudnn_tune.Tuner(None, SimpleNamespace(cudnn=Library()), None, cache)
     cache.put(f"{tuple(problem)} None {Library.restrictions}", engine)
     again = cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 91900")
-    assert cudnn_tune.Tuner(None, Library(), None, again).fastest(problem, None, None) == engine
+    assert cudnn_tune.Tuner(None, SimpleNamespace(cudnn=Library()), None, again).fastest(problem, None, None) == engine
     assert tuner.fastest(problem, None, None) == engine
     other = Library()
     other.workspace_bytes = 128  # the library has changed: what was measured does not count
     name = f"{tuple(problem)} None {Library.restrictions}"
-    assert cudnn_tune.Tuner(None, other, None, again)._known(name, problem) is None
+    assert cudnn_tune.Tuner(None, SimpleNamespace(cudnn=other), None, again)._known(name, problem) is None
     elsewhere = cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 92000")
-    assert cudnn_tune.Tuner(None, Library(), None, elsewhere)._known(name, problem) is None
+    assert cudnn_tune.Tuner(None, SimpleNamespace(cudnn=Library()), None, elsewhere)._known(name, problem) is None
     (file,) = tmp_path.iterdir()
     file.write_text("[1, 2")
     assert cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 91900").get("any") is None

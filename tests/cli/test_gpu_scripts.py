@@ -1,8 +1,11 @@
 """Scripts that measure GPUs say in one sentence what is missing where there is none; what they write can be read."""
 
 import importlib.util
+import json
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -55,3 +58,72 @@ def test_the_rival_computes_our_graph():
     loss.backward()
     assert sum(p.numel() for p in rival.parameters()) == graph.parameter_count
     assert all(p.grad is not None for p in rival.parameters())
+
+
+def test_a_bound_on_the_process_is_refused_where_there_is_no_driver_to_count(root, tmp_path):
+    command = [sys.executable, str(root / "scripts" / "train.py"), "--data", "digits", "-a", "resnet20", "--device", "emulated",
+               "--process-memory", "1GiB", "--max-steps", "1"]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert (
+        "process_memory='1GiB' bounds what the driver of a GPU counts for the process" in done.stderr.splitlines()[-1]
+    )
+
+
+@pytest.fixture
+def everything(root):
+    spec = importlib.util.spec_from_file_location("everything", root / "scripts" / "gpu" / "everything.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+WRITES = "import json, sys; json.dump({'rows': []}, open(sys.argv[1], 'w')); print('done')"
+HANGS = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+
+
+def test_every_gpu_stage_is_a_process_with_a_limit_and_the_others_go_on(everything, tmp_path, capsys):
+    stages = {
+        "good": everything.Stage("good", 30, ("-c", WRITES, everything.JSON)),
+        "bad": everything.Stage("bad", 30, ("-c", "raise SystemExit('it broke')")),
+        "hangs": everything.Stage("hangs", 1, ("-c", HANGS)),
+    }
+    everything.STAGES = tuple(stages.values())
+    begin = time.monotonic()
+    assert everything.main(["--out", str(tmp_path)]) == 1
+    assert time.monotonic() - begin < 20
+    found = json.loads((tmp_path / "everything.json").read_text())["stages"]
+    assert {name: stage["outcome"] for name, stage in found.items()} == {
+        "good": "ok", "bad": "failed", "hangs": "out of time",
+    }  # fmt: skip
+    assert found["good"]["report"] == {"rows": []} and found["bad"]["last_line"] == "it broke"
+    assert capsys.readouterr().out.splitlines()[-1].startswith("hangs")
+    assert everything.main(["--out", str(tmp_path), "--unpack", str(tmp_path / "everything.json")]) == 0
+    assert json.loads((tmp_path / "good.json").read_text()) == {"rows": []}
+
+
+def test_a_gpu_stage_without_time_is_named_and_not_started(everything, tmp_path):
+    everything.STAGES = (everything.Stage("late", 30, ("-c", "raise SystemExit(1)")),)
+    assert everything.main(["--out", str(tmp_path), "--seconds", "5"]) == 0
+    stage = json.loads((tmp_path / "everything.json").read_text())["stages"]["late"]
+    assert stage["outcome"] == "not started"
+    with pytest.raises(everything.UserError, match="did you mean late"):
+        everything.main(["--only", "lat"])
+
+
+def test_every_gpu_stage_has_options_that_its_script_knows(everything, root):
+    known = {}
+    assert len({stage.name for stage in everything.STAGES}) == len(everything.STAGES)
+    for stage in everything.STAGES:
+        script = stage.command[0]
+        if script == "-m":
+            continue
+        if script not in known:
+            command = [sys.executable, str(root / script), "--help"]
+            environment = os.environ | {"PYTHONPATH": str(root)}
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
+            known[script] = set(done.stdout.replace(",", " ").replace("[", " ").replace("]", " ").split())
+        assert {part for part in stage.command if part.startswith("-")} <= known[script], stage.name

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import numpy as np
 import pytest
 
 import layup
@@ -32,7 +33,7 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--window-size=1280,943",
 )  # fmt: skip
-PAGES = ("lifetimes", "bill", "curve", "streams")
+PAGES = ("lifetimes", "bill", "curve", "streams", "ring")
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 pytestmark = pytest.mark.skipif(
@@ -217,6 +218,38 @@ def test_pointer_and_keys_say_what_a_rectangle_is(browser: Browser, reports: dic
     browser.wait("document.querySelector('#lifetimes-details .name') !== null")
     assert "layer1.0.relu" in browser.run("document.querySelector('#lifetimes-details').innerText")
     assert browser.run("document.querySelectorAll('#lifetimes-details .reason').length") == 1
+    assert browser.console() == []
+
+
+def test_the_ring_steps_through_its_chunks_and_shows_what_the_engine_computes(
+    browser: Browser, reports: dict[str, Path]
+) -> None:
+    """Each step's numbers are on the page; the sums and new weights are those of NumPy; buttons, keys and play move on."""
+    data = layup.report.read_data(reports["resnet20"].read_text(encoding="utf-8"))["ring"]
+    gradients = np.array(data["gradients"])
+    frames, total = data["frames"]["ring_delayed"], gradients.sum(0)
+    after = np.array(data["weights"]) - data["rate"] * total
+    np.testing.assert_allclose(frames[-1]["weights"], np.tile(after, (4, 1)), atol=1e-6)
+    browser.open(reports["resnet20"])
+    browser.click("#tab-ring")
+    for number, frame in enumerate(frames):
+        shown = browser.run("[...document.querySelectorAll('#ring-figure text')].map(t => t.textContent)")
+        for value in np.round([*frame["sums"][0], *total[: 4 * (number >= 3)], *after[: 4 * (number == 8)]], 4):
+            assert f"{value:g}".replace("-", "−") in shown, (number, value)
+        assert shown.count("sum") == (4 if number >= 3 else 0)
+        arrows = browser.run("document.querySelectorAll('#ring-figure path.arrow').length")
+        assert arrows == (0 if number in (0, 8) else 4)
+        if number < 8:
+            browser.click("#ring-next")
+    assert browser.run("document.getElementById('ring-next').disabled")
+    assert "W(t+1)" in shown and shown.count("W(t−1)") == 0 and shown.count("reads W(t)") == 4  # two weights
+    browser.click("#ring-controls [data-value=ring]")
+    assert "W(t+1)" not in browser.run("document.getElementById('ring-figure').textContent")
+    browser.click("#ring-back")
+    assert "ring step 3 of 3" in browser.run("document.getElementById('ring-caption').textContent")
+    browser.click("#ring-next")
+    browser.click("#ring-play")
+    browser.wait("document.getElementById('ring-caption').textContent.startsWith('Reduce-scatter, ring step 1 of 3')")
     assert browser.console() == []
 
 

@@ -15,6 +15,9 @@ REASON = "needs mpi4py and an MPI: pip install 'minidnn-layup[mpi]'"
 MISSING = MPIEXEC is None or find_spec("mpi4py") is None
 
 
+NO_TORCH = find_spec("torch") is None
+
+
 class Ended(NamedTuple):
     """How a job ended, and how long it took."""
 
@@ -22,6 +25,17 @@ class Ended(NamedTuple):
     out: str
     err: str
     seconds: float
+
+
+def torchrun(ranks: int, *command: str | Path, cwd: Path | None = None, timeout: float = 120) -> Ended:
+    """Run a Python program on some ranks under PyTorch's launcher."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}"}
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    started = time.monotonic()
+    done = subprocess.run(
+        [*words, *map(str, command)], capture_output=True, text=True, cwd=cwd, env=environ, timeout=timeout, check=False
+    )
+    return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - started)
 
 
 def mpiexec(ranks: int, *command: str | Path, cwd: Path | None = None, timeout: float = 120) -> Ended:

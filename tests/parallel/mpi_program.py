@@ -1,7 +1,8 @@
-"""Run by test_mpi under mpiexec: every strategy on this many ranks; rank 0 prints what it found as JSON."""
+"""Run by test_mpi under mpiexec and torchrun: every strategy on this many ranks; rank 0 prints what it found as JSON."""
 
 import json
 import os
+import signal
 import sys
 
 import minidnn
@@ -32,7 +33,7 @@ def main():
         if team.rank == 0:
             print("RESULT" + json.dumps(found), flush=True)
         if sys.argv[1:] == ["stop"] and team.rank == 1:
-            os.kill(os.getpid(), 19)
+            os.kill(os.getpid(), signal.SIGSTOP)
         if sys.argv[1:]:
             trained(team.communicator, "ring")
 

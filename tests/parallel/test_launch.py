@@ -9,6 +9,7 @@ from minidnn import UserError
 from minidnn.data import Augment, Batches
 from minidnn.data.dataset import Dataset
 from minidnn.parallel.agree import disagreement
+from minidnn.parallel.communicator import PeerLost, Signs
 from minidnn.parallel.launch import Place, place
 from minidnn.parallel.team import gather
 from minidnn.parallel.watchdog import Monitor, Verdict, Watchdog
@@ -63,8 +64,7 @@ def test_an_environment_that_contradicts_itself_is_refused(environ, words):
     ("environ", "strategy", "device", "words"),
     [
         (OPEN_MPI, None, "auto", "Open MPI started 2 processes, but there is no --strategy"),
-        (TORCHRUN, "ring", "auto", "torchrun started 8 processes, but NumPy arrays travel by MPI"),
-        (OPEN_MPI, "ring", "cuda:0", "--strategy ring does not run on cuda:0 in this version"),
+        ({"RANK": "1"}, "ring", "auto", "RANK=1 but no WORLD_SIZE"),
     ],
 )
 def test_what_was_started_and_what_is_asked_for_must_go_together(environ, strategy, device, words):
@@ -75,7 +75,7 @@ def test_what_was_started_and_what_is_asked_for_must_go_together(environ, strate
 def test_one_process_with_a_strategy_is_a_group_of_one():
     assert gather({}, None, "auto") is None
     team = gather({}, "ring", "auto")
-    assert (team.rank, team.size) == (0, 1)
+    assert (team.rank, team.size, team.device, team.leave(130)) == (0, 1, "auto", 130)
 
 
 @pytest.mark.parametrize("samples", (0, 1, 2, 7, 64))
@@ -153,17 +153,17 @@ class Board:
         return Channel()
 
 
-def rounds(size, silent, failing, until=10.0):
-    """Let monitors beat every half second; returns each rank's ending and when it came."""
+def rounds(size, silent, failing, until=10.0, far=None):
+    """Let monitors beat every half second; returns each rank's ending and when it came. ``far``: marks and step at a time."""
     board = Board(size)
-    monitors = [Monitor(rank, size, limit=3.0, now=0.0) for rank in range(size)]
+    monitors = [Monitor(rank, size, limit=3.0, now=0.0, stall=6.0) for rank in range(size)]
     ends, now = {}, 0.0
     while now < until:
         for rank, monitor in enumerate(monitors):
             gone = rank in silent and now >= silent[rank]
             if rank not in ends and not gone:
                 failure = failing.get(rank) if now >= 1 else None
-                ending = monitor.step(board.channel(rank), now, failure)
+                ending = monitor.step(board.channel(rank), now, failure, far=far(rank, now) if far else (0, 0))
                 if ending is not None:
                     ends[rank] = (*ending, now)
         now += 0.5
@@ -188,8 +188,31 @@ def test_the_silence_of_rank_0_ends_the_others():
     assert sorted(ends) == [1, 2] and all(end[0].text.startswith("rank 0 was lost") for end in ends.values())
 
 
+def test_ranks_that_wait_for_each_other_end_and_the_last_step_of_each_is_named():
+    ends = rounds(3, silent={}, failing={}, until=20.0, far=lambda rank, now: (min(int(now), 4), 7 + (rank == 1)))
+    text = "the ranks wait for each other: none got on for 6 s; rank 0 in step 7, rank 1 in step 8, rank 2 in step 7"
+    assert {end[:2] for end in ends.values()} == {(Verdict(5, text), True), (Verdict(5, text), False)}
+    assert all(10 < end[2] <= 11.5 for end in ends.values())
+
+
+def test_nobody_ends_while_one_gets_on_or_before_the_first_step():
+    assert rounds(3, {}, {}, until=30.0, far=lambda rank, now: (int(now) if rank == 2 else 1, 5)) == {}
+    assert rounds(3, {}, {}, until=30.0, far=lambda rank, now: (3, 0)) == {}
+
+
 def test_nobody_ends_while_all_are_alive_or_leave_in_order():
     assert rounds(3, silent={}, failing={}) == {}
+
+
+def test_a_watchdog_ends_its_process_where_a_library_has_noticed_a_failure(capsys):
+    def broken():
+        raise PeerLost("NCCL reports on rank 0: a remote error")
+
+    codes, signs = [], Signs()
+    dog = Watchdog(Board(1).channel(0), 0, 1, timeout=1.0, end=codes.append, signs=signs)
+    signs.checks.append(broken)
+    dog._thread.join(5.0)
+    assert codes == [5] and "error: NCCL reports on rank 0: a remote error\n" in capsys.readouterr().err
 
 
 def test_a_watchdog_ends_its_process_with_the_verdict(capsys):

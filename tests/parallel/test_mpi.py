@@ -1,4 +1,4 @@
-"""Two and four processes under mpiexec do what threads do; and none is left when one of them fails."""
+"""Two and four processes under mpiexec and torchrun do what threads do; and none is left when one of them fails."""
 
 import json
 
@@ -6,10 +6,11 @@ import pytest
 
 from minidnn.parallel.agree import checksum
 from minidnn.parallel.inprocess import run_ranks
-from tests.parallel.launching import MISSING, REASON, ROOT, mpiexec
+from tests.parallel.launching import MISSING, NO_TORCH, REASON, ROOT, mpiexec, torchrun
 from tests.parallel.mpi_program import trained
 
-pytestmark = pytest.mark.skipif(MISSING, reason=REASON)
+needs_mpi = pytest.mark.skipif(MISSING, reason=REASON)
+needs_torch = pytest.mark.skipif(NO_TORCH, reason="needs PyTorch, which brings torchrun")
 PROGRAM = ROOT / "tests" / "parallel" / "mpi_program.py"
 
 
@@ -17,9 +18,16 @@ def result(out):
     return json.loads(next(line for line in out.splitlines() if line.startswith("RESULT")).removeprefix("RESULT"))
 
 
-@pytest.mark.parametrize("ranks", (2, 4))
-def test_processes_end_with_the_same_bits_as_each_other_and_as_threads(ranks):
-    ended = mpiexec(ranks, PROGRAM)
+@pytest.mark.parametrize(
+    ("ranks", "launch"),
+    [
+        pytest.param(2, mpiexec, marks=needs_mpi),
+        pytest.param(4, mpiexec, marks=needs_mpi),
+        pytest.param(2, torchrun, marks=needs_torch),
+    ],
+)
+def test_processes_end_with_the_same_bits_as_each_other_and_as_threads(ranks, launch):
+    ended = launch(ranks, PROGRAM)
     assert ended.code == 0, ended.err
     for strategy, (sums, total) in result(ended.out).items():
         assert len(sums) == ranks and len(set(sums)) == 1, strategy
@@ -30,6 +38,7 @@ def test_processes_end_with_the_same_bits_as_each_other_and_as_threads(ranks):
             assert sums[0] == checksum(expected), strategy
 
 
+@needs_mpi
 def test_a_silent_rank_ends_all_and_is_named_once():
     ended = mpiexec(3, PROGRAM, "stop")
     assert ended.code == 5

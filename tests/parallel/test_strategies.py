@@ -413,13 +413,8 @@ def test_ranks_that_would_not_train_one_net_are_refused_with_one_sentence():
         ({"communicator": InProcess.group(1)[0]}, "a communicator without a strategy: name one"),
         ({"strategy": "ring_delayed", "accumulate": 2}, "accumulate=2 cannot be combined with ring_delayed"),
         ({"strategy": "ring", "allocator": "pool"}, "allocator='pool' .* the strategy ring needs two"),
-        ({"strategy": "ring", "device": "cuda:0"}, "the strategy ring does not run on cuda:0 in this version"),
         ({"strategy": "ring", "plan": Plan(reuse=Reuse(layerwise_update=True))}, "layerwise_update cannot be combined"),
         ({"strategy": "tree", "plan": Plan(streamed=("*",))}, "streamed parameters cannot be combined with .* tree"),
-        (
-            {"strategy": "ring", "precision": "fp16", "device": None},
-            "precision fp16 .* the strategy ring does not share",
-        ),
         ({"strategy": "ring", "communicator": InProcess.group(5)[0]}, "global batch of 4 is smaller than the 5 ranks"),
     ],
 )

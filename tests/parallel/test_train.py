@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import Script, read, tensors
-from tests.parallel.launching import MISSING, REASON, ROOT, mpiexec
+from tests.parallel.launching import MISSING, NO_TORCH, REASON, ROOT, mpiexec, torchrun
 
 needs_mpi = pytest.mark.skipif(MISSING, reason=REASON)
 PROGRAM = ROOT / "tests" / "parallel" / "train_tiny.py"
@@ -48,6 +48,13 @@ def test_a_rank_that_dies_takes_all_with_it(tmp_path: Path, harm: int) -> None:
     assert harm or (ended.code, ended.err.count("error: rank 1 failed: MemoryError: no bytes left")) == (5, 1)
 
 
+@pytest.mark.skipif(NO_TORCH, reason="needs PyTorch, which brings torchrun")
+def test_under_torchrun_a_rank_that_dies_takes_all_with_it_and_is_named(tmp_path: Path) -> None:
+    ended = torchrun(2, PROGRAM, "--harm", f"1,2,{int(signal.SIGKILL)}", *UNEVEN, "--strategy", "ring", cwd=tmp_path)
+    assert ended.out.count("2 ranks by gloo, strategy ring (steps)") == 1
+    assert ended.code == 1 and "rank      : 1 (local_rank: 1)" in ended.err and ended.seconds < 60
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -75,6 +82,7 @@ def test_a_strategy_on_one_rank_trains_like_none_to_the_bit(script: Script, tmp_
     ("options", "words"),
     [
         (("--strategy", "ring", "-b", "1"), "error: the global batch of 1 is smaller than the 2 ranks"),
+        (("--strategy", "ring", "--device", "cuda:1"), "error: --device cuda:1 on 2 ranks: each takes its own GPU"),
         ((), "error: Open MPI started 2 processes, but there is no --strategy"),
     ],
 )

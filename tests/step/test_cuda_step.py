@@ -1,5 +1,6 @@
 """Whole training steps on a GPU: every plan has the bits of keep, memory is what was predicted, PyTorch agrees."""
 
+import copy
 import gc
 
 import numpy as np
@@ -153,7 +154,9 @@ def test_what_cannot_be_done_is_refused_by_name():
 
 @pytest.mark.parametrize(("arch", "batch"), [("resnet50", 16), ("vgg16_bn", 8)])
 def test_pytorch_agrees_in_fp32(arch, batch):
-    """Gradients of step one and the losses of 20 steps, from PyTorch's weights, within 1e-4."""
+    """Gradients of step one and the losses of 20 steps, from PyTorch's weights: within 1e-4 of float64, or as near as PyTorch's
+    own float32 comes, times two. An activation within rounding of zero falls on either side of ReLU, and its whole gradient
+    with it: one in a million of them is one thousandth of the norm, for every program that computes in float32."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from rivals import Rival
 
@@ -163,29 +166,42 @@ def test_pytorch_agrees_in_fp32(arch, batch):
             node.layer = type(node.layer)(0.0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
-    rival = Rival(graph).cuda().train()
-    theirs = {name.removeprefix("parts."): value for name, value in rival.state_dict().items()}
+    single = Rival(graph).cuda().train()
+    double = copy.deepcopy(single).double()
+    theirs = {name.removeprefix("parts."): value for name, value in single.state_dict().items()}
     names = {p.name: f"{p.name.removesuffix('.' + p.key).replace('.', '_')}.{p.key}" for p in graph.parameters}
     step = minidnn.compile(graph, device=GPU, optimizer=minidnn.SGD(lr=1e-3, momentum=0.9))
     shapes = {name: array.shape for name, array in step.state_dict().items()}
-    step.load_state_dict({n: theirs[names[n]].detach().cpu().numpy().reshape(shapes[n]) for n in names})
-    data = batches(graph, 4)
+    weights = {n: theirs[names[n]].detach().cpu().numpy().reshape(shapes[n]) for n in names}
+    data = [batches(graph, 4)[number % 4] for number in range(20)]
+
+    def train(rival, dtype):
+        optimizer = torch.optim.SGD(rival.parameters(), lr=1e-3, momentum=0.9)
+        losses, first = [], {}
+        for x, y in data:
+            optimizer.zero_grad()
+            loss = rival(torch.tensor(x.transpose(0, 3, 1, 2).copy(), dtype=dtype).cuda(), torch.from_numpy(y).cuda())
+            loss.backward()
+            first = first or {n.removeprefix("parts."): p.grad.cpu().numpy() for n, p in rival.named_parameters()}
+            optimizer.step()
+            losses.append(loss.item())
+        return whole({n: first[names[n]] for n in gradients}), np.array(losses)
+
+    def whole(found):
+        return np.concatenate([np.ravel(found[n]).astype(np.float64) for n in sorted(found)])
+
+    step.load_state_dict(weights)
     gradients = step.gradients(*data[0])
-    step.load_state_dict({n: theirs[names[n]].detach().cpu().numpy().reshape(shapes[n]) for n in names})
-    optimizer = torch.optim.SGD(rival.parameters(), lr=1e-3, momentum=0.9)
-    losses = []
-    for number in range(20):
-        x, y = data[number % len(data)]
-        optimizer.zero_grad()
-        loss = rival(torch.from_numpy(x.transpose(0, 3, 1, 2).copy()).cuda(), torch.from_numpy(y).cuda())
-        loss.backward()
-        if number == 0:
-            parameters = {name.removeprefix("parts."): p.grad for name, p in rival.named_parameters()}
-            expected = {n: parameters[names[n]].cpu().numpy() for n in gradients}
-        optimizer.step()
-        losses.append(loss.item())
-    whole = [np.concatenate([np.ravel(g[n]).astype(np.float64) for n in gradients]) for g in (gradients, expected)]
-    assert np.linalg.norm(whole[0] - whole[1]) <= 1e-4 * np.linalg.norm(whole[1])
-    found = [step.run(*data[number % len(data)]).loss for number in range(20)]
-    np.testing.assert_allclose(found, losses, rtol=1e-4)
+    step.load_state_dict(weights)
+    losses = np.array([step.run(x, y).loss for x, y in data])
     step.close()
+    (exact, exact_losses), (rounded, rounded_losses) = train(double, torch.float64), train(single, torch.float32)
+
+    def error(found, expected):
+        return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+    figures = f"{arch}: gradients {error(whole(gradients), exact):.2e}, PyTorch's {error(rounded, exact):.2e}; "
+    figures += f"losses {error(losses, exact_losses):.2e}, PyTorch's {error(rounded_losses, exact_losses):.2e}"
+    print(figures)
+    assert error(whole(gradients), exact) <= max(1e-4, 2 * error(rounded, exact)), figures
+    assert error(losses, exact_losses) <= max(1e-4, 2 * error(rounded_losses, exact_losses)), figures

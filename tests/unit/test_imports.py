@@ -39,7 +39,7 @@ FORBIDDEN = {"layup": ("minidnn.kernels", "minidnn.device", "minidnn.executor", 
 CUPY = ("minidnn.device.cuda", "minidnn.kernels.cuda", "minidnn.kernels.cudnn", "minidnn.parallel")
 KERNEL_LIBRARIES = {"numpy", "cupy", "cupyx", "cudnn"}
 
-LINES = {"minidnn": (9000, "minidnn/kernels"), "layup": (2500, "layup/report"), "models": (700, "models/none")}
+LINES = {"minidnn": (9500, "minidnn/kernels"), "layup": (2500, "layup/report"), "models": (700, "models/none")}
 
 
 def module_name(path: Path) -> str:

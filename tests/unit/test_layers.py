@@ -68,7 +68,7 @@ def test_rows_name_their_operands_in_the_order_of_the_kernel_s_signature(kind):
         assert set(call.over) <= set(call.reads)
         assert bool(call.over) == ("may be" in (kernel.__doc__ or ""))  # overwriting is what the kernel allows
         assert call.engine == (
-            call.kernel.removeprefix("conv2d_") if kind == "conv2d" and "conv2d" in call.kernel else ""
+            call.kernel.removeprefix(f"{kind}_") if kind in ("conv2d", "linear") and kind in call.kernel else ""
         )
 
 

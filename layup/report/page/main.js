@@ -1,6 +1,6 @@
 // The frame: header, pages, theme.
 
-const PAGES = ["lifetimes", "bill", "curve", "streams"];
+const PAGES = ["lifetimes", "bill", "curve", "streams", "ring"];
 const boards = [];
 
 async function readData() {
@@ -67,6 +67,7 @@ async function main() {
   new LayerTable(report);
   const curve = new Curve(report, views.plan);
   const streams = new Streams(report, views.plan);
+  new Ring(report);
   boards.push(...[lifetimes, curve, streams].map((page) => page.board).filter(Boolean));
   const tabs = PAGES.map((page) => $("tab-" + page));
   tabs.forEach((tab, k) => {

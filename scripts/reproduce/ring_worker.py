@@ -1,0 +1,128 @@
+"""One rank that measures points for ``ring.py``, which starts it: every strategy, on this number of ranks, one after another."""
+
+from __future__ import annotations
+
+import threads  # noqa: F401
+
+# isort: split
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ring_points import Point, build
+
+import minidnn
+from minidnn.parallel.team import Team, gather
+
+OPTIMIZER = minidnn.SGD(lr=1e-3, momentum=0.9, nesterov=True, weight_decay=1e-4)
+MESSAGES = tuple(1 << k for k in range(10, 24))
+"""Bytes of the messages by which links are measured, out of as many as no cache holds, as after a backward pass."""
+POOL_BYTES = 1 << 26
+
+
+def seconds_of(work: Callable[[], object], everybody: Callable[[Any], list[Any]], settings: dict[str, Any]) -> float:
+    """Seconds of one call, by the slowest rank, from stretches of calls that all ranks begin together: on GPUs the median
+    of them; elsewhere the fastest, since other programs of the computer can only slow one down.
+
+    ``everybody``: gives all ranks' values, and waits for all.
+    """
+    work()
+    everybody(None)
+    begin = time.perf_counter()
+    work()
+    once: float = max(everybody(time.perf_counter() - begin))
+    calls = max(1, min(int(settings["steps"]), int(settings["seconds"] / settings["repeats"] / max(once, 1e-7))))
+    found: list[float] = []
+    for _ in range(settings["repeats"]):
+        everybody(None)
+        begin = time.perf_counter()
+        for _ in range(calls):
+            work()
+        found.append(max(everybody(time.perf_counter() - begin)) / calls)
+    return min(found) if settings["device"] == "emulated" else statistics.median(found)
+
+
+def train(point: Point, team: Team, settings: dict[str, Any]) -> dict[str, Any]:
+    """Time training steps on a batch that is in host memory."""
+    alone, device = point.strategy == "none", team.device
+    graph = build(point.net, point.local if alone else point.batch)
+    own: dict[str, Any] = {} if alone else {"strategy": point.strategy, "communicator": team.communicator}
+    step = minidnn.compile(graph, optimizer=OPTIMIZER, device=device, precision=settings["precision"], **own)
+    source = np.random.default_rng(0)
+    x = source.random((step.batch, *graph.inputs[0].shape[1:]), np.float32)
+    y = source.integers(0, graph.logits.shape[-1], step.batch)
+    whole: dict[str, Any] = {} if alone else {"of": point.batch}
+
+    def everybody(value: Any) -> list[Any]:
+        step.executor.device.synchronize()
+        return list(team.communicator.exchange(value))
+
+    def work() -> None:
+        step.run(x, y, **whole)
+        if device == "emulated":
+            step.executor.device.synchronize()
+
+    def timed() -> float:
+        return seconds_of(work, everybody, settings)
+
+    try:
+        seconds = timed()
+    finally:
+        step.close()
+    return {"step_seconds": seconds, "reserved_bytes": step.profile.reserved_bytes}
+
+
+def links(team: Team, settings: dict[str, Any]) -> dict[str, Any]:
+    """Time ring steps of several sizes, all ranks at once, and lay alpha + n / beta through them."""
+    communicator, times = team.communicator, []
+    outgoing, incoming = np.ones(POOL_BYTES, np.uint8), np.ones(POOL_BYTES, np.uint8)
+    for nbytes in MESSAGES:
+        places = cycle(range(0, POOL_BYTES, nbytes))
+
+        def work(nbytes: int = nbytes, places: Iterator[int] = places) -> None:
+            at = next(places)
+            communicator.post(outgoing[at : at + nbytes], (communicator.rank + 1) % communicator.size)
+            communicator.recv(incoming[at : at + nbytes], (communicator.rank - 1) % communicator.size)
+
+        times.append(
+            seconds_of(work, communicator.exchange, {**settings, "steps": 2000, "seconds": settings["seconds"] / 15})
+        )
+    slope, start = np.polyfit(MESSAGES, times, 1, w=1 / np.asarray(times))
+    start = max(float(start), 0.0)
+    return {
+        "latency_seconds": start,
+        "bandwidth": 1 / float(slope),
+        "messages": dict(zip(MESSAGES, times, strict=True)),
+    }
+
+
+def main() -> None:
+    """Measure what the file of the first argument asks for; rank 0 writes a line before and after every point."""
+    settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    team = gather(os.environ, "ring", settings["device"], settings["point_seconds"])
+    assert team is not None
+
+    def say(point: Point, **more: Any) -> None:
+        if team.rank == 0:
+            with Path(settings["out"]).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": point.key, **more}) + "\n")
+
+    with team:
+        for point in (Point(*fields) for fields in settings["points"]):
+            say(point)
+            if point.strategy == "links":
+                say(point, result=links(team, settings))
+            else:
+                say(point, result=train(point, team, settings))
+    team.leave(0)
+
+
+if __name__ == "__main__":
+    main()

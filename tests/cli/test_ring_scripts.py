@@ -1,0 +1,229 @@
+"""plan.py --ranks, and the reproductions of the ring: they say what the cost model says, measure what they claim, and refuse
+what means nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import models
+from minidnn.data import load
+from tests.cli.running import Script, tiny
+from tests.parallel.launching import MISSING, REASON, ROOT
+
+REPRODUCE = ROOT / "scripts" / "reproduce"
+VGG = ("--data", "synthetic:64,32,32,3,10", "-a", "vgg11", "-b", "32", "--precision", "tf32")
+RANKED = ("--ranks", "4", "--strategy")
+LINK = ("--latency", "5e-6", "--bandwidth", "25GB")
+
+
+def planned(script: Script, path: Path, *options: str) -> dict:
+    """The scaling part of the JSON, and what was printed."""
+    done = script("plan", *VGG, *options, "--json", str(path))
+    assert done.code == 0, done.err
+    return json.loads(path.read_text(encoding="utf-8")) | {"printed": done.out}
+
+
+def test_plan_predicts_a_row_for_every_number_of_ranks(script: Script, tmp_path: Path) -> None:
+    found = planned(script, tmp_path / "weak.json", *RANKED, "master_slave", *LINK, "--scaling", "weak")
+    rows = found["scaling"]
+    assert [(row["ranks"], row["batch"]) for row in rows] == [(1, 32), (2, 64), (3, 96), (4, 128)]
+    assert rows[0]["speed_up"] == rows[0]["efficiency"] == 1 and rows[0]["exposed_seconds"] == 0
+    for row in rows[1:]:
+        message = 5e-6 + row["sent_bytes"] / (row["ranks"] - 1) / 25e9
+        assert row["communication_seconds"] == pytest.approx(2 * (row["ranks"] - 1) * message, rel=0.01)
+        assert row["images_per_second"] == pytest.approx(row["batch"] / row["step_seconds"])
+        assert row["speed_up"] == pytest.approx(row["images_per_second"] / rows[0]["images_per_second"])
+        assert f"{row['speed_up']:.2f}" in found["printed"] and f"{row['efficiency']:.1%}" in found["printed"]
+    assert found["links"]["bandwidth"] == 25e9 and "weak scaling of master_slave" in found["printed"]
+    strong = planned(script, tmp_path / "strong.json", *RANKED, "ring_delayed", *LINK)["scaling"]
+    assert {row["batch"] for row in strong} == {32} and strong[-1]["speed_up"] < 4
+    nodes = ("--ranks-per-node", "2", "--node-latency", "1e-4", "--node-bandwidth", "1GB")
+    slow = planned(script, tmp_path / "nodes.json", *RANKED, "ring_delayed", *LINK, *nodes)["scaling"]
+    assert slow[:2] == strong[:2]  # two ranks share a node
+    assert slow[2]["step_seconds"] > slow[2]["communication_seconds"] > 0.05 > strong[2]["communication_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--ranks", "0", "--strategy", "ring"), "--ranks 0: give at least 1"),
+        (("--ranks", "4"), "--ranks 4 needs a --strategy"),
+        (("--ranks", "4", "--strategy", "rong"), "strategy='rong' is unknown; did you mean ring"),
+        (("--strategy", "ring"), "--strategy has no effect without --ranks"),
+        (("--node-bandwidth", "1GB"), "--node-bandwidth has no effect without --ranks"),
+        (("--scaling", "weak"), "--scaling has no effect without --ranks"),
+        ((*RANKED, "ring", "--latency", "1e-6"), "--latency and --bandwidth describe one link"),
+        ((*RANKED, "ring", "--latency", "-1", "--bandwidth", "1GB"), "a latency of -1 s"),
+        ((*RANKED, "ring", "--ranks-per-node", "2"), "--ranks-per-node, --node-latency and --node-bandwidth"),
+        ((*RANKED, "ring", "--min-memory"), "--ranks 4 cannot be combined with --max-batch or --min-memory"),
+        (("--ranks", "64", "--strategy", "ring"), "the global batch of 32 is smaller than the 64 ranks"),
+    ],
+)
+def test_plan_refuses_ranks_and_links_that_mean_nothing(script: Script, options: tuple[str, ...], words: str) -> None:
+    done = script("plan", *VGG, *options)
+    assert done.code == 2 and done.err.startswith(f"error: {words}") and done.err.count("\n") == 1
+
+
+def test_the_report_of_ranks_is_that_of_rank_0(script: Script, tmp_path: Path) -> None:
+    from layup.report import read_data
+
+    options = ("--data", "synthetic:44,8,8,3,4", "-a", "tiny", "-b", "8", "--curve", "no")
+    assert script("report", *options, *RANKED, "ring", "--output", "ranks").code == 0
+    data = read_data((tmp_path / "ranks" / "report.html").read_text(encoding="utf-8"))
+    assert data["ring"]["strategy"] == "ring" and data["ring"]["net"]["ranks"] == 4 and "batch 2," in data["subtitle"]
+    assert script("report", *options, "--ranks", "4").err.startswith("error: --ranks and --strategy go together")
+
+
+@pytest.mark.skipif(MISSING, reason=REASON)
+def test_ring_measures_strategies_beside_the_model_and_remembers_them(tmp_path: Path) -> None:
+    out, cache = tmp_path / "ring.json", tmp_path / "cache.json"
+    command = [
+        sys.executable,
+        str(REPRODUCE / "ring.py"),
+        "--tiny",
+        "--scaling",
+        "strong",
+        "--strategies",
+        "ring",
+        "tree",
+    ]
+    command += ["--json", str(out), "--cache", str(cache)]
+    environ = import_from("reproduce", "ring_points").environment(1)
+    first = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120, check=True)
+    found = json.loads(out.read_text(encoding="utf-8"))
+    rows = {(row["ranks"], row["strategy"]): row for row in found["rows"]}
+    assert {name for ranks, name in rows if ranks == 2} == {"none", "ring", "tree"}
+    link = found["links"]["2"]
+    for (ranks, name), row in rows.items():
+        assert "failed" not in row, (ranks, name, row)
+        assert row["images_per_second"] == pytest.approx(row["batch"] / row["step_seconds"])
+        if name != "none":
+            alone = rows[ranks, "none"]["step_seconds"]
+            added = row["predicted_step_seconds"] - alone
+            if name == "ring":  # two ring steps of half the parameters
+                assert added == pytest.approx(2 * link["latency_seconds"] + row["sent_bytes"] / link["bandwidth"])
+            assert 0 < added == pytest.approx(row["predicted_communication_seconds"], rel=0.5)
+    assert "| lenet | strong | 2 | 4 | tree |" in first.stdout
+    again = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=True)
+    assert again.stderr == "" and json.loads(out.read_text(encoding="utf-8"))["rows"] == found["rows"]  # from the cache
+
+
+def import_from(folder: str, name: str) -> Any:
+    """A script, found as when its folder is the first on the path."""
+    sys.path.insert(0, str(ROOT / "scripts" / folder))
+    try:
+        return import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "scripts" / folder))
+
+
+SLOW = """
+import json, sys, time
+asked = json.load(open(sys.argv[1]))
+for point in asked["points"]:
+    key = " ".join(map(str, point))
+    with open(asked["out"], "a") as file:
+        file.write(json.dumps({"key": key}) + "\\n")
+    if "hangs" in key:
+        time.sleep(60)
+    if "dies" in key:
+        raise SystemExit("SomeError: no memory is left")
+    with open(asked["out"], "a") as file:
+        file.write(json.dumps({"key": key, "result": {"step_seconds": 1.0}}) + "\\n")
+"""
+
+
+def test_a_point_that_hangs_or_dies_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = import_from("reproduce", "ring_points")
+    worker = tmp_path / "worker.py"
+    worker.write_text(SLOW, encoding="utf-8")
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(
+        "import sys, runpy\nsys.argv = sys.argv[4:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    monkeypatch.setitem(points.WORKERS, "ring", str(worker))
+    group = points.Group([sys.executable, str(launcher)], {}, 2.0, points.environment(1))
+    asked = [points.Point(net, 4, 1, "ring") for net in ("a", "hangs", "b", "dies", "c")]
+    found = {point.net: result for point, result in group.measure(asked)}
+    assert found.pop("hangs") == {"failed": "stopped after 2 s"}
+    assert found.pop("dies") == {"failed": "SomeError: no memory is left"}
+    assert found == {net: {"step_seconds": 1.0} for net in "abc"}
+    (tmp_path / "worker.py").write_text("raise SystemExit('ImportError: nothing works')")
+    results = [result for _, result in group.measure(asked)]
+    assert results == [{"failed": "ImportError: nothing works"}] * 5
+
+
+def test_staleness_compares_both_momenta_and_writes_a_subset_that_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(models.MODELS, "tiny", models.Model(tiny, 8))
+    staleness = import_from("reproduce", "staleness")
+    folder = tmp_path / "whole"
+    folder.mkdir()
+    source = np.random.default_rng(0)
+    for name, count in (("train", 120), ("t10k", 20)):
+        images, labels = (
+            source.integers(0, 256, (count, 8, 8), np.uint8),
+            source.integers(0, 10, count).astype(np.uint8),
+        )
+        head = np.array([0x803, count, 8, 8], ">u4").tobytes()
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(head + images.tobytes())
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(np.array([0x801, count], ">u4").tobytes() + labels.tobytes())
+    part = tmp_path / "part"
+    part.mkdir()
+    staleness.limit(f"mnist:{folder}", 60, part)
+    whole, less = load(f"mnist:{folder}"), load(f"mnist:{part}")
+    assert (len(less.train), len(less.test)) == (60, 10)
+    np.testing.assert_array_equal(less.train.images, whole.train.images[:60])
+    np.testing.assert_array_equal(less.test.labels, whole.test.labels[:10])
+    out = tmp_path / "staleness.json"
+    options = [
+        "--tiny",
+        "--data",
+        f"fashion_mnist:{folder}",
+        "--train-limit",
+        "60",
+        "-b",
+        "20",
+        "--nets",
+        "tiny",
+        "--json",
+        str(out),
+    ]
+    assert staleness.main(options) == 0
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert [row["momentum"] for row in found["rows"]] == ["heavy-ball", "nesterov"]
+    for row in found["rows"]:
+        at = {what: row[what] for what in ("delay_0", "delay_1", "delay_1_own_rate")}
+        assert all(entry["rate"] == pytest.approx(0.01) and entry["diverged"] == 0 for entry in at.values())
+        assert at["delay_1"]["points"] == pytest.approx(100 * (at["delay_1"]["mean_acc1"] - at["delay_0"]["mean_acc1"]))
+        assert all(len(entry["by_epoch"]) == len(entry["seconds_by_epoch"]) == 1 for entry in at.values())
+
+
+def test_an_own_rate_is_chosen_and_divergence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep without delay decides the common rate; the delayed run also gets the rate at which it does best itself."""
+    staleness = import_from("reproduce", "staleness")
+    accuracy = {(0, 0.01): 0.90, (0, 0.02): 0.95, (0, 0.04): 0.93, (1, 0.01): 0.91, (1, 0.02): 0.80, (1, 0.04): None}
+
+    class Runs:
+        data, args = "digits", type("Args", (), {"rates": [1.0, 2.0, 4.0], "seeds": 2})
+
+        def __call__(self, setting):
+            value = accuracy[setting.delay, round(setting.rate, 6)]
+            return (
+                {"acc1": [value] * 2, "seconds": [1.0, 2.0]} if value else {"acc1": [], "seconds": [], "diverged": "x"}
+            )
+
+    row = staleness.compare(Runs(), "lenet", "nesterov")
+    assert (row["tuned_rate"], row["delay_1_own_rate"]["rate"]) == (pytest.approx(0.02), pytest.approx(0.01))
+    assert row["delay_1"]["points"] == pytest.approx(-15) and not row["delay_1"]["within_target"]
+    assert row["delay_1_own_rate"]["points"] == pytest.approx(-4) and row["sweep"][2]["delay_1"] == 0
+    assert "| lenet | nesterov | delay 1 |" in staleness.table([row])

@@ -1,0 +1,265 @@
+"""Failures that users of other systems reported, replayed on the CUDA device: on a fake CUDA everywhere, on a GPU where one is.
+
+On the fake, kernels are NumPy's and streams run late and in an adversarial order; what only a GPU can show is skipped there.
+"""
+
+import gc
+import shutil
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+import minidnn
+import models
+import tests.backend.fake_cuda as fake_cuda
+from minidnn.device.cuda import CudaDevice
+from minidnn.precision import precision
+from minidnn.recipes import numpy_recipe
+from minidnn.schedule.instruction import COMPUTE, D2H
+from minidnn.schedule.plan import Decision, Plan
+from minidnn.spec import TensorSpec
+
+OPTIMIZER = minidnn.SGD(lr=0.01, momentum=0.9)
+
+
+class Bench:
+    """Where the steps of a test run."""
+
+    def __init__(self, cupy, fake):
+        self.cupy, self.fake = cupy, fake
+
+    def device(self, kind="fp32"):
+        return CudaDevice(precision=kind, refuse=("convolution", "matmul") if self.fake else ())
+
+    def compile(self, graph, plan=None, kind="fp32", device=None, **how):
+        recipe = numpy_recipe(graph, precision("fp32"), None, True) if self.fake else None
+        how |= {"recipe": recipe} if self.fake and "workspace_limit" not in how else {}
+        device = device or self.device(kind)
+        return minidnn.compile(graph, plan, optimizer=OPTIMIZER, device=device, precision=kind, **how)
+
+    @property
+    def used_bytes(self):
+        free, total = self.cupy.cuda.runtime.memGetInfo()
+        return total - free
+
+
+@pytest.fixture(params=["fake", pytest.param("gpu", marks=pytest.mark.gpu)])
+def bench(request, monkeypatch):
+    if request.param == "fake":
+        yield Bench(fake_cuda.install(monkeypatch, 3).module, True)
+        return
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
+    if not cupy.cuda.is_available():
+        pytest.skip("no usable CUDA device")
+    yield Bench(cupy, False)
+    gc.collect()
+
+
+def net(batch=4, height=13, width=11, norm=True):
+    g = minidnn.Graph()
+    h = g.conv2d(g.input((batch, height, width, 3)), 8, 3, padding=1, name="conv1")
+    h = g.relu(g.batch_norm(h) if norm else h, name="relu1")
+    h = g.max_pool(h, 2, 2)
+    h = g.conv2d(h, 8, 3, padding=1, name="conv2")
+    h = g.relu(g.batch_norm(h) if norm else h, name="relu2")
+    g.softmax_cross_entropy(g.linear(g.global_avg_pool(h), 5), g.label((batch,)))
+    return g
+
+
+def batches(graph, count, classes=5):
+    rng = np.random.default_rng(7)
+    shape = graph.inputs[0].shape
+    return [(rng.standard_normal(shape, np.float32), rng.integers(0, classes, shape[0])) for _ in range(count)]
+
+
+MOVING = Plan({"relu1": Decision.OFFLOAD, "conv2": Decision.OFFLOAD, "relu2": Decision.RECOMPUTE})
+
+
+def test_a_loss_read_at_once_is_the_loss_read_after_everything(bench):
+    """cupy/cupy#7938: copies to the host were not ordered with what they copied."""
+    graph = net()
+    data = batches(graph, 40)
+    late, soon = bench.compile(graph, MOVING), bench.compile(graph, MOVING)
+    results = [late.run(x, y) for x, y in data[:2]]
+    late.executor.device.synchronize()
+    expected = [result.loss for result in results]
+    for x, y in data[2:]:
+        result = late.run(x, y)
+        late.executor.device.synchronize()
+        expected.append(result.loss)
+    assert [soon.run(x, y).loss for x, y in data] == expected
+    late.close()
+    soon.close()
+
+
+@pytest.mark.gpu
+def test_a_copy_to_the_host_returns_before_it_is_done():
+    """cupy/cupy#1692: the asynchronous copy went to pageable memory and was synchronous."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
+    nbytes = 256 << 20
+    opened = Bench(cupy, False).device()
+    opened.open(nbytes, nbytes)
+    spec = TensorSpec((nbytes,), "uint8")
+    work = opened.copy(opened.array("host", 0, spec), opened.array("device", 0, spec), D2H)
+    opened.wait(opened.submit(D2H, work, (), 0.0, True))
+    begin = time.perf_counter()
+    event = opened.submit(D2H, work, (), 0.0, True)
+    returned = time.perf_counter() - begin
+    opened.wait(event)
+    assert returned < 2e-3 < time.perf_counter() - begin
+    opened.close()
+
+
+def test_nothing_is_allocated_or_pinned_after_the_first_steps(bench, monkeypatch):
+    """cupy/cupy#7532, meta-pytorch/torchtune#2076: an upload pinned another buffer; pinning on the fly stops all streams."""
+    graph = net()
+    step = bench.compile(graph, MOVING)
+    data = batches(graph, 12)
+    losses = [step.run(x, y).loss for x, y in data[:4]]  # kernels loaded, graphs made
+
+    def refuse(*_):
+        raise AssertionError("an allocation inside a step")
+
+    for name in ("Memory", "PinnedMemory"):
+        monkeypatch.setattr(bench.cupy.cuda, name, refuse)
+    held = bench.used_bytes
+    losses += [step.run(x, y).loss for x, y in data[4:]]
+    assert bench.used_bytes == held and np.isfinite(losses).all()
+    step.close()
+
+
+def test_building_training_and_closing_again_and_again_keeps_nothing(bench):
+    """cupy/cupy#8111: pinned memory came back only when the process ended."""
+    graph, held = net(), []
+    for _ in range(8):
+        step = bench.compile(graph, MOVING)
+        for x, y in batches(graph, 3):
+            step.run(x, y)
+        step.close()
+        del step
+        gc.collect()
+        held.append(bench.used_bytes)
+    assert held[-1] <= held[2] * 1.05
+
+
+@pytest.mark.gpu
+def test_slab_and_outside_are_what_the_driver_shows():
+    """pytorch/pytorch#58466: a bound that leaves out the context is exceeded in the eyes of nvidia-smi."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("nvidia-smi is not installed")
+    graph = models.build("resnet20", batch=128)
+    limit = 4 << 30
+    step = Bench(cupy, False).compile(graph, process_memory=limit)
+    for x, y in batches(graph, 6, 10):
+        step.run(x, y)
+    step.executor.device.synchronize()
+    outside = step.executor.device.outside_bytes()
+    command = ["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    shown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) << 20
+    assert outside > 0 and abs(shown - outside - step.program.reserved_bytes) < 0.05 * shown + (64 << 20)
+    assert outside + step.program.reserved_bytes <= limit
+    step.close()
+
+
+def test_a_pool_under_a_limit_returns_what_is_cached_before_it_fails(bench):
+    """cupy/cupy#7678: everything was free, and the next larger array failed."""
+    pool, _ = bench.device().pools(200 << 20)
+    pool.free(pool.malloc(100 << 20))
+    pool.free(pool.malloc(160 << 20))
+    assert pool.held_bytes == 160 << 20
+    pool.free_all_blocks()
+    graph = net()
+    data = batches(graph, 6)
+    slab, pooled = bench.compile(graph, MOVING), bench.compile(graph, MOVING, allocator="pool", memory=64 << 20)
+    assert [pooled.run(x, y).loss for x, y in data] == [slab.run(x, y).loss for x, y in data]
+    for name, array in slab.state_dict().items():
+        np.testing.assert_array_equal(pooled.state_dict()[name], array, err_msg=name)
+    assert pooled.executor.pool.peak_held_bytes <= 64 << 20
+    if not bench.fake:
+        pooled.verify(*data[0])
+        assert pooled.measured.peak_bytes == pooled.profile.peak_bytes
+    pooled.close()
+    slab.close()
+
+
+def test_every_workspace_limit_trains(bench):
+    """chainer/chainer#3922: a limit too small for any tensor-core algorithm failed in the middle of training."""
+    graph, losses = net(), []
+    data = batches(graph, 3)
+    for limit in (1, "1MB", "8MB", "1GB"):
+        how = {} if bench.fake else {"workspace_limit": limit}
+        step = bench.compile(graph, **how)
+        assert bench.fake or max(e.workspace_bytes for e in step.recipe.engines.values()) <= 10**9
+        losses.append([step.run(x, y).loss for x, y in data])
+        step.close()
+    np.testing.assert_allclose(losses, [losses[0]] * 4, rtol=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_smaller_last_batch_chooses_no_engine_anew():
+    """pytorch/pytorch#2759: every new size was tuned again, in the middle of an epoch."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
+    graph, bench = net(4, norm=False), Bench(cupy, False)
+    device = bench.device()
+    step = bench.compile(graph, device=device, tail=1)
+    data = batches(graph, 6)
+    for x, y in data[:2]:
+        step.run(x, y)
+    step.run(data[2][0][:1], data[2][1][:1])
+
+    def refuse(*_):
+        raise AssertionError("an engine was chosen in the middle of training")
+
+    device.select_engine = device.tune_engine = refuse
+    plans = len(device.cudnn._plans)
+    for x, y in data[3:5]:
+        step.run(x, y)
+    assert np.isfinite(step.run(data[5][0][:1], data[5][1][:1]).loss)
+    assert len(device.cudnn._plans) == plans
+    step.close()
+
+
+@pytest.mark.parametrize(("height", "width"), [(109, 175), (80, 128)])
+def test_odd_sizes_train(bench, height, width):
+    """pytorch/pytorch#11065: a simple convolution of an odd size was not supported."""
+    graph = net(2, height, width, norm=False)
+    data = batches(graph, 2)
+    step, reference = bench.compile(graph), minidnn.compile(graph, optimizer=OPTIMIZER)
+    np.testing.assert_allclose(
+        [step.run(x, y).loss for x, y in data], [reference.run(x, y).loss for x, y in data], rtol=1e-5
+    )
+    step.close()
+
+
+@pytest.mark.gpu
+def test_more_than_two_billion_elements_train():
+    """pytorch/pytorch#1664: a batch whose activations need more than 32 bits to count failed."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
+    if cupy.cuda.runtime.memGetInfo()[0] < 40 << 30:
+        pytest.skip("needs 40 GiB of free memory")
+    bench, losses = Bench(cupy, False), []
+
+    def large(batch):
+        g = minidnn.Graph()
+        h = g.relu(g.conv2d(g.input((batch, 512, 512, 3)), 64, 1))
+        g.softmax_cross_entropy(g.linear(g.global_avg_pool(h), 5), g.label((batch,)))
+        return g
+
+    whole = large(132)
+    assert 132 * 512 * 512 * 64 > 2**31
+    ((x, y),) = batches(whole, 1)
+    for graph, parts in ((whole, 1), (large(44), 3)):
+        step = bench.compile(graph, kind="fp16")
+        size, before = 132 // parts, step.state_dict()
+        found = []
+        for i in range(parts):
+            step.load_state_dict(before)
+            found.append(step.run(x[i * size : (i + 1) * size], y[i * size : (i + 1) * size]).loss)
+        losses.append(np.mean(found))
+        step.executor.device.submit(COMPUTE, None, (), 0.0, False)
+        step.close()
+        gc.collect()
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
