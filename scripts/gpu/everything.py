@@ -75,6 +75,7 @@ STAGES = (
     _speed("resnet50", 128, "bf16", 240, "bf16"),
     _bench("compiled-resnet50", 300, "-a", "resnet50", "-b", "128", "--precision", "fp16",
            "--layouts", "last", "--compiled", "fp16"),
+    Stage("ranks", 150, ("scripts/gpu/ranks_check.py", "--threads", "1", "2", "4", "--json", JSON)),
     Stage("doctor", 60, ("scripts/doctor.py", "--json", JSON)),
     Stage("costs", 120, ("scripts/measure_costs.py", "-a", "resnet50", "-b", "128", "--precision", "fp16", "--output", JSON)),
 )  # fmt: skip
