@@ -22,7 +22,8 @@ from minidnn.precision import PRECISIONS
 
 TRAINING = (
     "data", "arch", "blocks", "image_size", "num_classes", "batch_size", "epochs", "opt", "lr", "lr_sched", "warmup",
-    "momentum", "wd", "accum", "seed", "precision", "drop_last", "label_smoothing", "augment", "workspace_limit",
+    "momentum", "wd", "accum", "clip_grad_norm", "seed", "precision", "drop_last", "label_smoothing", "augment",
+    "workspace_limit",
 )  # fmt: skip
 """Options that decide the result. A resumed run takes those that are not given from its checkpoint."""
 
@@ -70,6 +71,13 @@ def _real(least: float, below: float = float("inf")) -> Callable[[str], float]:
     return parse
 
 
+def _norm(text: str) -> float:
+    value = _real(0)(text)
+    if not value:
+        raise ArgumentTypeError(f"{text!r} is no norm above 0: leave the option out to clip nothing")
+    return value
+
+
 def _blocks(text: str) -> list[int]:
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
         raise ArgumentTypeError(f"{text!r} is no list of numbers of blocks: write 6,32,790,6")
@@ -89,6 +97,7 @@ def add_model(parser: ArgumentParser) -> None:
     add("-b", "--batch-size", type=_whole(1), metavar="N", help="samples of one forward and backward, of all ranks")
     add("--drop-last", action=BooleanOptionalAction, help="leave out a smaller last batch of an epoch in training")
     add("--accum", type=_whole(1), metavar="K", help="batches whose mean gradient makes one update (default: 1)")
+    add("--clip-grad-norm", type=_norm, metavar="X", help="scale down a gradient whose L2 norm is above this")
     add("--label-smoothing", type=_real(0, 1), metavar="E", help="probability spread over all classes")
     add("--opt", choices=("sgd", "nesterov", "adam"), help="optimizer; sgd and nesterov with --momentum")
     add("--momentum", type=_real(0, 1), metavar="M", help="of sgd and nesterov (default: 0.9)")
@@ -169,7 +178,7 @@ def complete(args: Namespace, saved: Mapping[str, Any] | None = None) -> Namespa
     if delayed and done.opt is None and defaults.opt == "sgd":
         done.opt = "nesterov"  # a delay of one leaves heavy-ball momentum hardly any stable rate
     common = {"warmup": 0.0, "momentum": 0.9, "accum": 1, "seed": 0, "precision": "fp32", "drop_last": False}
-    for name, value in (defaults._asdict() | common | {"lr": None}).items():
+    for name, value in (defaults._asdict() | common | {"lr": None, "clip_grad_norm": None}).items():
         if name in TRAINING and getattr(done, name, None) is None:
             setattr(done, name, value)
     if done.opt == "adam":

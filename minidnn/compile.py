@@ -38,6 +38,7 @@ def compile(
     capture: str = "auto",
     fusions: Sequence[str] | None = None,
     process_memory: int | str | None = None,
+    clip_grad_norm: float | None = None,
 ) -> CompiledStep:
     """Compile a training step, or refuse it.
 
@@ -60,6 +61,8 @@ def compile(
         capture: whether training steps are replayed as CUDA graphs: ``"auto"`` (on a GPU), ``"on"`` or ``"off"``.
         process_memory: bytes that a GPU's driver may count for the process: the slab and what lies outside it, which is
             measured. It bounds ``memory``.
+        clip_grad_norm: bound of the gradient's L2 norm over all parameters together, as
+            ``torch.nn.utils.clip_grad_norm_``; None: none. The gradients of ``step.gradients`` are not clipped.
         fusions: chains of layers to compute as one (``minidnn.fuse.FUSIONS``); None: those that pay on the device.
 
     Raises:
@@ -68,7 +71,7 @@ def compile(
     """
     request = prepare(
         graph, optimizer, device, profile, precision, recipe, seed, deterministic, allocator, tail, accumulate,
-        workspace_limit, strategy, communicator, capture, fusions, process_memory,
+        workspace_limit, strategy, communicator, capture, fusions, process_memory, clip_grad_norm,
     )  # fmt: skip
     try:
         return _compile(request, plan, memory, host_memory)

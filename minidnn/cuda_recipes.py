@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minidnn.fuse import FUSIONS, check_fusions, fuse
 from minidnn.graph import Node
-from minidnn.kernels.cudnn import OWN, Convolution, Problem, linear_product
+from minidnn.kernels.problem import OWN, Convolution, Problem, linear_product
 from minidnn.layers import Graph, Linear
 from minidnn.precision import Precision
 from minidnn.precision import precision as find_precision

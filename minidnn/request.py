@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -56,6 +57,7 @@ class Request:
     communicator: Communicator | None = None
     capture: str = "auto"
     process_memory: int | None = None
+    clip_grad_norm: float | None = None
 
     def translate(self, plan: Plan) -> Plan:
         """A plan for the graph as it was given, said of the fused one."""
@@ -81,8 +83,10 @@ class Request:
 
     def persistent(self, plan: Plan) -> Persistent:
         """The persistent region under a plan. It depends on what the plan streams and on nothing else of it."""
-        accumulate, ranks = self.accumulate > 1, self.ranks
-        return Persistent(self.graph, self.precision, self.optimizer, accumulate=accumulate, plan=plan, ranks=ranks)
+        return Persistent(
+            self.graph, self.precision, self.optimizer, accumulate=self.accumulate > 1, plan=plan, ranks=self.ranks,
+            clip_grad_norm=self.clip_grad_norm,
+        )  # fmt: skip
 
     def program(
         self, plan: Plan, persistent: Persistent | None = None, made: Mapping[str, Schedule] | None = None
@@ -164,6 +168,7 @@ def prepare(
     capture: str = "auto",
     fusions: Sequence[str] | None = None,
     process_memory: int | str | None = None,
+    clip_grad_norm: float | None = None,
 ) -> Request:
     """Check a request and fix its recipe. The arguments are those of ``minidnn.compile``.
 
@@ -175,13 +180,17 @@ def prepare(
         raise UserError(f"allocator={allocator!r} is unknown; choose slab or pool")
     if accumulate < 1:
         raise UserError(f"accumulate={accumulate} must be at least 1")
+    if clip_grad_norm is not None and not 0 < clip_grad_norm < math.inf:
+        raise UserError(
+            f"clip_grad_norm={clip_grad_norm!r} is no finite norm above 0; 1.0 is usual, None does not clip"
+        )
     batch = graph.inputs[0].shape[0]
     if tail is not None and not 1 <= tail < batch:
         raise UserError(f"tail={tail} must be at least 1 and below the batch, {batch}")
     ranks = None
     if strategy is not None or communicator is not None:
         communicator = communicator or InProcess.group(1)[0]
-        ranks = _ranks(strategy, communicator, batch, tail, device, accumulate, allocator)
+        ranks = _ranks(strategy, communicator, batch, tail, device, accumulate, allocator, clip_grad_norm)
         if ranks.strategy.delayed and optimizer is DEFAULT_OPTIMIZER:
             optimizer = replace(DEFAULT_OPTIMIZER, nesterov=True)
         graph = graph.with_batch(ranks.local(batch))
@@ -234,7 +243,7 @@ def prepare(
         raise
     return Request(
         graph, fused, tail_graph, optimizer, kind, gpu, recipe, accumulate, seed, allocator, opened, ranks, communicator,
-        capture, whole_process,
+        capture, whole_process, clip_grad_norm,
     )  # fmt: skip
 
 
@@ -276,6 +285,7 @@ def _ranks(
     device: str | Device | None,
     accumulate: int,
     allocator: str,
+    clip_grad_norm: float | None,
 ) -> Ranks:
     """Who takes part and how. Raises UserError for what does not go together."""
     if wish is None:
@@ -289,6 +299,11 @@ def _ranks(
         raise UserError(
             f"accumulate={accumulate} cannot be combined with ring_delayed, whose second gradient buffer is on its way while "
             "the first is written; use strategy ring, or accumulate=1"
+        )
+    if clip_grad_norm is not None:
+        raise UserError(
+            f"clip_grad_norm={clip_grad_norm:g} cannot be combined with the strategy {strategy.name}: the norm is over the whole "
+            "gradient, of which a rank sees the sums of its shard alone; leave it out, or train on one rank"
         )
     if allocator == "pool":
         raise UserError(

@@ -134,6 +134,16 @@ class CompiledStep:
             self.state = self._make_state(self._executor)
             self.state.initialise(seed)
 
+    @property
+    def clip_grad_norm(self) -> float | None:
+        """The bound of the gradient's norm; None: gradients are not clipped."""
+        return self.program.persistent.clip_grad_norm
+
+    @property
+    def whole_gradients(self) -> bool:
+        """Whether all gradients of an update live together whatever the plan: then no layer is updated before the last."""
+        return bool(self.program.persistent.gradients)
+
     def _make_state(self, executor: Executor) -> ModelState:
         return ModelState(self.graph, self.program.persistent, executor, self.precision)
 

@@ -220,6 +220,7 @@ def request_options(args: Namespace) -> dict[str, Any]:
         "precision": args.precision,
         "seed": args.seed,
         "accumulate": args.accum,
+        "clip_grad_norm": args.clip_grad_norm,
         "workspace_limit": args.workspace_limit,
         "recipe": None if args.recipe is None else Recipe.from_json(read_json(args.recipe)),
         "host_memory": args.host_memory,

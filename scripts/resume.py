@@ -16,7 +16,7 @@ from minidnn.screen import Screen
 _FIXED = ("arch", "blocks", "image_size", "num_classes", "batch_size", "accum", "drop_last", "opt", "seed")
 """Options on which the counters, the order of the data or the names in the file depend."""
 
-_FREE = ("epochs", "lr", "lr_sched", "warmup", "momentum", "wd", "precision", "label_smoothing", "augment")
+_FREE = ("epochs", "lr", "lr_sched", "warmup", "momentum", "wd", "clip_grad_norm", "precision", "label_smoothing", "augment")
 
 
 def find_checkpoint(args: Namespace, screen: Screen) -> Path | None:
@@ -61,7 +61,7 @@ def notices(job: Job, saved: Metadata, rate: LearningRate) -> Iterator[str]:
         before = replace(
             rate, base=old["lr"], epochs=old["epochs"], shape=parse_shape(old["lr_sched"]), warmup=old["warmup"]
         )
-        changes = ", ".join(f"--{n.replace('_', '-')} {old[n]} -> {getattr(args, n)}" for n in changed)
+        changes = ", ".join(f"--{n.replace('_', '-')} {old.get(n)} -> {getattr(args, n)}" for n in changed)
         yield f"{changes}: the learning rate of the next update is {before(update):.6g} -> {rate(update):.6g}"
     elif changed:
         yield "changed: " + ", ".join(f"--{n.replace('_', '-')} {old.get(n)} -> {getattr(args, n)}" for n in changed)

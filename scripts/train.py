@@ -101,11 +101,26 @@ def describe(job: Job, test: int | None = None) -> str:
         f"batch {a.batch_size} (global), {steps} steps an epoch{tail}, {a.epochs} epochs; {a.opt}, lr {a.lr:g} "
         f"{a.lr_sched}"
         + (f", an update every {a.accum} batches" if a.accum > 1 else "")
-        + f"; plan {job.step.plan.policy}",
+        + (f", clip: {a.clip_grad_norm:g}" if a.clip_grad_norm is not None else "")
+        + f"; plan {job.step.plan.policy}"
+        + whole_gradients(job),
     ]
     lines += [ranked.describe(job.step)] if isinstance(job.step, ParallelStep) else []
     lines += [*job.decisions(), *(f"notice: {note}" for note in job.notes)]
     return "\n".join(lines)
+
+
+def whole_gradients(job: Job) -> str:
+    """Why weights are not updated layer by layer, where the plan leaves that open. Data parallelism has a line of its own."""
+    a, step = job.args, job.step
+    needs = {
+        "accumulation": a.accum > 1,
+        "clipping": step.clip_grad_norm is not None,
+        "dynamic loss scaling": step.precision.scaled,
+    }
+    why = " and ".join(name for name, given in needs.items() if given)
+    said = isinstance(step, ParallelStep) or step.plan.reuse.layerwise_update is False or not why
+    return "" if said else f"; layer-wise update off: {why} {'need' if ' and ' in why else 'needs'} whole gradients"
 
 
 def rate_of(job: Job, train: Batches) -> LearningRate:

@@ -160,7 +160,7 @@ def _reuses_all(stage: Stage, step: CompiledStep) -> bool:
     """Whether a stage is ``keep``: all reuse that this step may have."""
     reuse = stage.plan.reuse
     rest = (reuse.lifetimes, reuse.in_place, reuse.workspace, reuse.gradient_window)
-    return stage.used and all(rest) and (reuse.layerwise_update is not False or step.accumulate > 1)
+    return stage.used and all(rest) and (reuse.layerwise_update is not False or step.whole_gradients)
 
 
 def _stage_data(stage: Stage) -> dict[str, Any]:

@@ -75,6 +75,7 @@ def program_like(step: CompiledStep, plan: Plan) -> Program:
         allocator=step.allocator,
         device=None,
         ranks=getattr(step, "ranks", None),
+        clip_grad_norm=step.clip_grad_norm,
     )
     return request.program(plan)
 
@@ -87,7 +88,7 @@ def waterfall(step: CompiledStep, known: Iterable[tuple[Plan, MemoryProfile]] = 
         known: plans of the same request that are compiled already, such as naive and keep, and their predictions.
     """
     found = [Known(*entry) for entry in known] + [Known(step.plan, step.profile)]
-    layerwise = step.plan.reuse.layerwise_update is not False and step.accumulate == 1
+    layerwise = step.plan.reuse.layerwise_update is not False and not step.whole_gradients
     stages: list[Stage] = []
     for name, what, used, plan in _plans(step.plan, layerwise):
         if stages and (not used or _same(plan, stages[-1].plan)):

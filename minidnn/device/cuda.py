@@ -4,12 +4,12 @@ CuPy and the cuDNN frontend are imported when a device is made, never before. In
 made: every row was bound to addresses once, and dispatching it is a few driver calls.
 
 Bytes outside the slab, which ``outside_bytes`` counts: the context, cuDNN and its plans, compiled kernels, captured graphs,
-and 288 KiB of scratch for reductions.
+and 256 KiB of scratch for reductions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,38 +24,22 @@ from minidnn.device.cuda_libraries import (
     require_gpu,
 )
 from minidnn.device.cuda_pool import CudaPinnedPool, CudaPool
+from minidnn.device.cuda_streams import CudaStreams
 from minidnn.errors import UserError
 from minidnn.kernels import cuda_kernels
 from minidnn.kernels.cublas import open_cublas
 from minidnn.kernels.cuda_columns import BlasEngines
 from minidnn.kernels.cuda_launch import SCRATCH_BYTES, WITHOUT_SCRATCH, Launcher, Library
-from minidnn.kernels.cudnn import Problem, own
 from minidnn.kernels.cudnn_tune import EngineCache, Tuner, cache_folder
-from minidnn.schedule.instruction import COMM, COMPUTE, HOST, STREAMS
+from minidnn.kernels.problem import Problem, own
+from minidnn.schedule.instruction import COMM, COMPUTE, HOST
 from minidnn.schedule.recipe import Engine
 from minidnn.spec import TensorSpec
 
 OUTSIDE_MARGIN_BYTES = 256 << 20  # by which a slab is made smaller after memory outside it has run out
 
 
-class CudaEvent:
-    """Completion of a submitted work. Returns its CUDA event to the device's pool when nobody can wait for it any more.
-
-    ``epoch``: 0, or the number of the capture in which it was recorded; outside of that it stands for nothing.
-    """
-
-    __slots__ = ("_free", "epoch", "pointer")
-
-    def __init__(self, pointer: int, free: list[int], epoch: int) -> None:
-        self.pointer = pointer
-        self.epoch = epoch
-        self._free = free
-
-    def __del__(self) -> None:
-        self._free.append(self.pointer)
-
-
-class CudaDevice:
+class CudaDevice(CudaStreams):
     """See the module. Used by one thread, that which made it.
 
     ``precision``: "fp32" keeps tensor cores out of convolutions and products. ``refuse``: "convolution" or "matmul", to compute
@@ -65,23 +49,17 @@ class CudaDevice:
     def __init__(
         self, index: int = 0, *, precision: str = "fp32", deterministic: bool = True, refuse: Sequence[str] = ()
     ) -> None:
-        self._cupy = cupy = import_cupy()
-        self._runtime = runtime = cupy.cuda.runtime
+        cupy = import_cupy()
+        runtime = cupy.cuda.runtime
         self.name = f"cuda:{index}"
         require_gpu(runtime, index, precision)
         cupy.cuda.Device(index).use()
+        super().__init__(cupy)
         self._closed = False
         self._slab_bytes = 0
         self._slab: Any = None
         self._pool: CudaPool | None = None
         self._pinned: Any = np.empty(0, np.uint8)
-        self._streams = {stream: cupy.cuda.Stream(non_blocking=True) for stream in STREAMS}
-        self._pointers = {stream: int(self._streams[stream].ptr) for stream in STREAMS}
-        self._all_events: list[int] = []
-        self._free_events: list[int] = []
-        self._epoch = self._captures = 0
-        self._elapsed = 0.0
-        self._mark = self._timed_event()
         self._scratch = cupy.cuda.Memory(SCRATCH_BYTES)
         runtime.deviceSynchronize()
         compute, refused, launch = self._pointers[COMPUTE], frozenset(refuse), cupy.cuda.driver.launchKernel
@@ -187,10 +165,6 @@ class CudaDevice:
         work: Work = getattr(cuda_kernels, name)(launcher, *operands, **attrs, **extra)
         return work
 
-    def stream(self, name: str) -> int:
-        """The address of a stream, for a library that enqueues there itself."""
-        return self._pointers[name]
-
     def copy(self, destination: Array, source: Array, stream: str) -> Work:
         """Bind a copy between slabs, or to and from an ordinary array, which must outlive it."""
         assert destination.nbytes == source.nbytes, f"copy of {source.nbytes} bytes into {destination.nbytes}"
@@ -226,23 +200,7 @@ class CudaDevice:
             self._tuner = Tuner(self._cupy, self._launcher, self._streams[COMPUTE], EngineCache(cache_folder(), what))
         return self._tuner.fastest(problem, workspace_limit, numpy_dtype(problem.dtype))
 
-    # -- running ----------------------------------------------------------------------------------------------------
-    def submit(
-        self, stream: str, work: Work | None, waits: Sequence[CudaEvent], seconds: float, record: bool
-    ) -> CudaEvent | None:
-        """Enqueue a work. Waits for events of another epoch are left out: a capture begins and ends with all streams empty."""
-        pointer = self._pointers[stream]
-        for event in waits:
-            if event.epoch == self._epoch:
-                self._runtime.streamWaitEvent(pointer, event.pointer, 0)
-        if work is not None:
-            try:
-                work()
-            except RuntimeError as error:
-                self._require_room(error, "a kernel was loaded")
-                raise
-        return self._record(pointer) if record else None
-
+    # -- looking ----------------------------------------------------------------------------------------------------
     def _require_room(self, error: RuntimeError, when: str) -> None:
         """Raise UserError with the figures if an error says that memory outside the slab has run out; else do nothing."""
         if not any(words in str(error).lower() for words in ("out of memory", "out_of_memory", "alloc_failed")):
@@ -252,96 +210,6 @@ class CudaDevice:
             f"{self.outside_bytes()} lie outside it (context, cuDNN, kernels, graphs, other processes) and {self.free_bytes} "
             f"are free; give a --memory below {max(0, self._slab_bytes - OUTSIDE_MARGIN_BYTES)}, or --capture off"
         ) from error
-
-    def _record(self, stream: int) -> CudaEvent:
-        """Record an event. None is created once every event of two runs exists."""
-        if not self._free_events:
-            pointer = int(self._runtime.eventCreateWithFlags(self._runtime.eventDisableTiming))
-            self._all_events.append(pointer)
-            self._free_events.append(pointer)
-        event = CudaEvent(self._free_events.pop(), self._free_events, self._epoch)
-        self._runtime.eventRecord(event.pointer, stream)
-        return event
-
-    def wait(self, event: CudaEvent) -> None:
-        """Block the host until the work of ``event`` has run."""
-        self._runtime.eventSynchronize(event.pointer)
-
-    def synchronize(self) -> None:
-        """Block the host until every stream is empty. Errors of kernels appear here at the latest."""
-        for pointer in self._pointers.values():
-            self._runtime.streamSynchronize(pointer)
-
-    # -- graphs -----------------------------------------------------------------------------------------------------
-    def capture(self, submit: Callable[[], object]) -> Any:
-        """Record everything that ``submit`` submits as one CUDA graph, for ``launch``. Nothing of it runs.
-
-        Run it once before: cuDNN and the driver load modules at the first run of a kernel, which a capture forbids. The
-        streams fork from ``compute`` and join it again, so a launch is one unit of work on ``compute``.
-        """
-        self.synchronize()
-        compute, others = self._pointers[COMPUTE], [p for s, p in self._pointers.items() if s != COMPUTE]
-        self._captures += 1
-        self._streams[COMPUTE].begin_capture()
-        self._epoch = self._captures
-        try:
-            fork = self._record(compute)
-            for pointer in others:
-                self._runtime.streamWaitEvent(pointer, fork.pointer, 0)
-            submit()
-            for pointer in others:
-                self._runtime.streamWaitEvent(compute, self._record(pointer).pointer, 0)
-        finally:
-            self._epoch = 0
-            try:
-                graph = self._streams[COMPUTE].end_capture()
-            except RuntimeError as error:
-                self._require_room(error, "a graph was made")
-                raise
-        try:
-            graph.upload(self._streams[COMPUTE])
-        except RuntimeError as error:
-            self._require_room(error, "a graph was made")
-            raise
-        return graph
-
-    def launch(self, graph: Any, *, alone: bool = True) -> CudaEvent:
-        """Replay a captured graph after all that was submitted before it. Returns its end.
-
-        ``alone``: also before all that will be submitted; else only before what comes on ``compute``.
-        """
-        compute, others = self._pointers[COMPUTE], [p for s, p in self._pointers.items() if s != COMPUTE]
-        for pointer in others:
-            self._runtime.streamWaitEvent(compute, self._record(pointer).pointer, 0)
-        graph.launch(self._streams[COMPUTE])
-        end = self._record(compute)
-        if alone:
-            self.follow(end)
-        return end
-
-    def follow(self, event: CudaEvent) -> None:
-        """Let every stream wait for an event."""
-        for pointer in self._pointers.values():
-            self._runtime.streamWaitEvent(pointer, event.pointer, 0)
-
-    def follow_all(self) -> None:
-        """Let every stream wait for all that was submitted to any."""
-        for event in [self._record(pointer) for pointer in self._pointers.values()]:
-            self.follow(event)
-
-    # -- looking ----------------------------------------------------------------------------------------------------
-    def _timed_event(self) -> Any:
-        event = self._cupy.cuda.Event()
-        event.record(self._streams[COMPUTE])
-        return event
-
-    def seconds(self) -> float:
-        """Seconds of the GPU's clock since the device was made, after ``synchronize``. Only differences mean anything."""
-        before, self._mark = self._mark, self._timed_event()
-        self._mark.synchronize()
-        # In short pieces, because CUDA counts in single precision.
-        self._elapsed += self._cupy.cuda.get_elapsed_time(before, self._mark) / 1e3
-        return self._elapsed
 
     def outside_bytes(self) -> int:
         """Memory in use on this GPU outside the slab or the pool. What other processes hold there counts, too."""
@@ -367,15 +235,10 @@ class CudaDevice:
         self.synchronize()
         if self.cudnn is not None:
             self.cudnn.close()
-        for pointer in self._all_events:
-            self._runtime.eventDestroy(pointer)
-        self._all_events.clear()
-        self._free_events.clear()
+        self._give_back()
         self._slab = self._scratch = self._pool = None
         self._slab_bytes = 0
         self._pinned = np.empty(0, np.uint8)
-        self._streams.clear()
-        self._pointers.clear()
 
 
 def open_device(name: str, precision: str, deterministic: bool) -> CudaDevice:

@@ -326,6 +326,12 @@ class Kernels(Protocol):
         other halves it and is counted as skipped. Then scaling[FINITE] = 1. The scale stays between 1 and 2^24.
         """
 
+    # -- clipping by the global norm, as torch.nn.utils.clip_grad_norm_ ---------------------------------------------
+    def clip_scale(self, scalars: Array, *gradients: Array, max_norm: float) -> None:
+        """Updates: scalars[GRADIENT_SCALE] *= min(1, max_norm / (norm + 1e-6)), where norm is the L2 norm of all gradients
+        times scalars[GRADIENT_SCALE]; squares are added in double. A norm that is NaN makes the scale NaN.
+        """
+
     # -- optimizers: on flat (n,) slices; PyTorch's definitions; scalars as in minidnn.scalars ----------------------
     # Nothing changes where scalars[FINITE] is 0.
     def update_all(self, *operands: Array, kernel: str, count: int, narrow: bool, settings: Mapping[str, Any]) -> None:

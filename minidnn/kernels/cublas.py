@@ -15,7 +15,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from minidnn.kernels.cudnn import BLAS_ENGINE, Product
+from minidnn.kernels.problem import BLAS_ENGINE, Product
 from minidnn.schedule.recipe import Engine
 
 Work = Callable[[], None]

@@ -24,7 +24,7 @@ from minidnn.kernels.cuda_launch import (
     int64,
     structure,
 )
-from minidnn.kernels.cudnn import FILTER, IMAGE, LEFT, OUTPUT, PRODUCT, RIGHT, Convolution, Problem, Product
+from minidnn.kernels.problem import FILTER, IMAGE, LEFT, OUTPUT, PRODUCT, RIGHT, Convolution, Problem, Product
 from minidnn.schedule.recipe import Engine
 from minidnn.spec import round_up
 

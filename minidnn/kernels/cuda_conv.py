@@ -23,7 +23,7 @@ from minidnn.kernels.cuda_launch import (
     structure,
 )
 from minidnn.kernels.cuda_pointwise import bias_add, relu_forward
-from minidnn.kernels.cudnn import (
+from minidnn.kernels.problem import (
     BIAS,
     BLAS_ENGINE,
     FILTER,

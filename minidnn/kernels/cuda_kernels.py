@@ -48,6 +48,7 @@ from minidnn.kernels.cuda_optim import (
     adam_update,
     adapt_scale,
     check_finite,
+    clip_scale,
     scale_loss,
     sgd_momentum_update,
     sgd_update,
@@ -76,7 +77,7 @@ from minidnn.kernels.cuda_pool import (
     subsample_backward_weight,
     subsample_forward,
 )
-from minidnn.kernels.cudnn import Convolution, Shape, own
+from minidnn.kernels.problem import Convolution, Shape, own
 from minidnn.schedule.recipe import Engine
 
 __all__ = [
@@ -84,8 +85,9 @@ __all__ = [
     "batch_norm_add_relu_backward_weight", "batch_norm_add_relu_backward_weight_sum", "batch_norm_apply",
     "batch_norm_backward_data", "batch_norm_backward_weight", "batch_norm_inference", "batch_norm_relu",
     "batch_norm_relu_backward_data", "batch_norm_relu_backward_weight", "batch_norm_running",
-    "batch_norm_statistics", "batch_norm_statistics_running", "channel_sum", "check_finite", "concat_backward",
-    "concat_forward", "conv2d_backward_data", "conv2d_backward_weight", "conv2d_forward", "conv2d_relu_forward",
+    "batch_norm_statistics", "batch_norm_statistics_running", "channel_sum", "check_finite", "clip_scale",
+    "concat_backward", "concat_forward", "conv2d_backward_data", "conv2d_backward_weight", "conv2d_forward",
+    "conv2d_relu_forward",
     "convert", "dropout", "global_avg_pool_backward", "global_avg_pool_forward", "linear_backward_data",
     "linear_backward_weight", "linear_forward", "lrn_backward", "lrn_forward", "max_pool_backward",
     "max_pool_forward", "max_pool_inference", "relu_backward", "relu_bias_backward", "relu_forward", "scale_loss",

@@ -1,4 +1,4 @@
-"""CUDA kernels: optimizers, and dynamic loss scaling. See ``cuda_launch`` for the form."""
+"""CUDA kernels: optimizers, clipping, and dynamic loss scaling. See ``cuda_launch`` for the form."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from minidnn.kernels.base import Array
 from minidnn.kernels.cuda_launch import (
+    SCRATCH_BYTES,
     SINGLE,
     THREADS,
     Launcher,
@@ -16,6 +17,7 @@ from minidnn.kernels.cuda_launch import (
     access,
     flat_blocks,
     float32,
+    float64,
     int32,
     int64,
 )
@@ -77,12 +79,17 @@ def check_finite(on: Launcher, scaling: Array, *gradients: Array) -> Work:
 
 
 def _check_run(on: Launcher, scaling: Array, run: list[Array]) -> Work:
-    first, last = run[0], run[-1]
-    size = (int(last.data.ptr) + int(last.nbytes) - int(first.data.ptr)) // int(first.dtype.itemsize)
+    first, size = run[0], _extent(run)
     by = access(first)
     blocks = min(-(-size // (by.width * THREADS)), CHECK_BLOCKS)
     arguments = [scaling, first, int64(size), int32(Scaling.FINITE)]
     return on.launch("optim", "check_finite", str(first.dtype), by, (max(1, blocks),), (THREADS,), arguments)
+
+
+def _extent(run: list[Array]) -> int:
+    """Elements from the first to the last of neighbours, gaps included."""
+    first, last = run[0], run[-1]
+    return (int(last.data.ptr) + int(last.nbytes) - int(first.data.ptr)) // int(first.dtype.itemsize)
 
 
 def runs(arrays: Sequence[Array]) -> list[list[Array]]:
@@ -102,6 +109,23 @@ def runs(arrays: Sequence[Array]) -> list[list[Array]]:
 def adapt_scale(on: Launcher, scaling: Array, scalars: Array, *, interval: int) -> Work:
     where = map(int32, (*Scaling, Scalar.FINITE, interval))
     return on.launch("optim", "adapt_scale", "float32", SINGLE, (1,), (1,), [scaling, scalars, *where])
+
+
+def clip_scale(on: Launcher, scalars: Array, *gradients: Array, max_norm: float) -> Work:
+    """Neighbours in memory are summed together, as in ``check_finite``: the flat buffers, which are the same under any plan."""
+    found = runs(gradients)
+    works, sums = list[Work](), 0
+    most = min(CHECK_BLOCKS, SCRATCH_BYTES // 8 // max(1, len(found)))
+    assert most, "more pieces than the scratch holds sums of"
+    for run in found:
+        by, size = access(run[0]), _extent(run)
+        blocks = max(1, min(-(-size // (by.width * THREADS)), most))
+        arguments = [ctypes.c_void_p(on.scratch + 8 * sums), run[0], int64(size)]
+        works.append(on.launch("optim", "square_sums", str(run[0].dtype), by, (blocks,), (THREADS,), arguments))
+        sums += blocks
+    arguments = [scalars, ctypes.c_void_p(on.scratch), *map(int32, (sums, Scalar.GRADIENT_SCALE)), float64(max_norm)]
+    works.append(on.launch("optim", "clip_scale", "float32", SINGLE, (1,), (THREADS,), arguments))
+    return Sequential(*works)
 
 
 class Slices(ctypes.Structure):

@@ -22,7 +22,8 @@ import numpy as np
 from minidnn.errors import UserError
 from minidnn.kernels.cuda_conv import bind_engine
 from minidnn.kernels.cuda_launch import Launcher
-from minidnn.kernels.cudnn import OWN, SPLIT, Convolution, Cudnn, Problem, Product, operand_shapes, split
+from minidnn.kernels.cudnn import Cudnn
+from minidnn.kernels.problem import OWN, SPLIT, Convolution, Problem, Product, operand_shapes, split
 from minidnn.schedule.recipe import Engine
 
 MOST_CANDIDATES = 16

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from minidnn.kernels.base import Array
-from minidnn.kernels.numpy_chunks import chunk_elements, flat, spans
+from minidnn.kernels.numpy_chunks import CHUNK_BYTES, chunk_elements, flat, spans
 from minidnn.scalars import Scalar, Scaling
 
 SMALLEST_SCALE, LARGEST_SCALE = 1.0, 2.0**24
+NORM_EPS = 1e-6  # as PyTorch's
 
 
 def _decayed(
@@ -59,6 +60,21 @@ def adapt_scale(scaling: Array, scalars: Array, *, interval: int) -> None:
         scale, good = min(scale * 2, LARGEST_SCALE), 0
     scaling[Scaling.SCALE], scaling[Scaling.GOOD], scaling[Scaling.FINITE] = scale, good, 1
     scalars[Scalar.FINITE] = float(finite)
+
+
+def clip_scale(scalars: Array, *gradients: Array, max_norm: float) -> None:
+    total, space = 0.0, np.empty(CHUNK_BYTES // 8)
+    for gradient in gradients:
+        values = flat(gradient)
+        for span in spans(values.size, space.size):
+            wide = space[: span.stop - span.start]
+            np.copyto(wide, values[span])
+            np.multiply(wide, wide, out=wide)
+            total += float(wide.sum())
+    scale = float(scalars[Scalar.GRADIENT_SCALE])
+    factor = max_norm / (total**0.5 * scale + NORM_EPS)
+    if not factor >= 1:  # NaN is not
+        scalars[Scalar.GRADIENT_SCALE] = scale * factor
 
 
 def sgd_update(weight: Array, gradient: Array, scalars: Array, *, weight_decay: float) -> None:

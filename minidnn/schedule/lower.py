@@ -97,7 +97,9 @@ def lower(analysis: Analysis, persistent: Persistent, plan: Plan, recipe: Recipe
         e.append(Instruction(Op.UPDATE, "loss scale", "check_finite", (scaling,), gradients, accumulates=True))
         state = (scaling, persistent.scalars)
         e.append(Instruction(Op.UPDATE, "loss scale", "adapt_scale", state, attrs={"interval": 2000}, accumulates=True))
-    if scaling is not None:
+    if persistent.clip_grad_norm is not None and step.updates:
+        clip_row(e, tuple(gradient for _, gradient in ready), persistent.clip_grad_norm)
+    if scaling is not None or persistent.clip_grad_norm is not None:
         e.update(ready)
     else:
         for pair in ready:
@@ -142,7 +144,8 @@ def lower_flush(
 
 
 def updates_layerwise(plan: Plan, persistent: Persistent) -> bool:
-    """Whether weights are updated as soon as their gradient exists. Refuses an explicit wish that accumulation forbids."""
+    """Whether weights are updated as soon as their gradient exists. Refuses an explicit wish where whole gradients are
+    needed."""
     whole = bool(persistent.gradients)
     if persistent.ranks is not None and plan.reuse.layerwise_update:
         raise PlanError(
@@ -154,12 +157,23 @@ def updates_layerwise(plan: Plan, persistent: Persistent) -> bool:
             "layerwise_update cannot be combined with dynamic loss scaling: no weight may change before all gradients are known "
             "to be finite; set it to null (automatic) or false, or use another precision than fp16"
         )
+    if persistent.clip_grad_norm is not None and plan.reuse.layerwise_update:
+        raise PlanError(
+            f"layerwise_update cannot be combined with clip_grad_norm={persistent.clip_grad_norm:g}: the norm is over all "
+            "gradients, so no weight may change before the last is known; set it to null (automatic) or false, or do not clip"
+        )
     if whole and plan.reuse.layerwise_update:
         raise PlanError(
             "layerwise_update cannot be combined with accumulation over micro-batches: gradients must live to the last one; "
             "set it to null (automatic) or false, or use --accum 1"
         )
     return plan.reuse.layerwise_update is not False and not whole
+
+
+def clip_row(e: Emitter, gradients: tuple[Value, ...], max_norm: float) -> None:
+    """The row that clips: it changes the number by which the updates multiply gradients, and no gradient."""
+    attrs, scalars = {"max_norm": max_norm}, (e.persistent.scalars,)
+    e.append(Instruction(Op.UPDATE, "clipping", "clip_scale", scalars, gradients, attrs=attrs, accumulates=True))
 
 
 def input_rows(e: Emitter, *, labels: bool = True) -> None:

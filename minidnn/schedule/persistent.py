@@ -76,8 +76,8 @@ class Persistent:
     Attributes:
         parameters: value of every parameter and running statistic, by full name.
         weights: the 1-D block of every layer with trainable parameters, by layer name; ``slots``: the same for every
-            optimizer slot (``master`` among them, for 16-bit weights); ``gradients``: the same, where they accumulate or all
-            must be known to be finite before the first update.
+            optimizer slot (``master`` among them, for 16-bit weights); ``gradients``: the same, where they accumulate, or all
+            must be known before the first update: to be finite, or their norm.
         lines: in data parallelism (``ranks``), the flat strips of parameters, gradients and this rank's optimizer state; then
             ``slots`` is empty.
         staging, slot: one batch on the device, and the first of two pinned host copies of it (``other_slot``).
@@ -95,9 +95,11 @@ class Persistent:
         accumulate: bool,
         plan: Plan,
         ranks: Ranks | None = None,
+        clip_grad_norm: float | None = None,
     ) -> None:
         self.contents = count()
         self.ranks = ranks
+        self.clip_grad_norm = clip_grad_norm
         self.lines: list[Line] = []
         self.precision = precision
         self.optimizer = optimizer
@@ -126,7 +128,7 @@ class Persistent:
             resident = [node for node in nodes if node.name not in self.weights]
             if resident:
                 self._add_flats(dtype, resident, self._flats(dtype))
-            if accumulate or precision.scaled:
+            if accumulate or precision.scaled or clip_grad_norm is not None:
                 self._add_flats(dtype, nodes, [("gradients", dtype, Role.PARAM_GRAD)])
         self._add_state(graph)
         scalars = Buffer("scalars", CONSTANT_BYTES, Role.OPTIMIZER, persistent=True)

@@ -30,7 +30,8 @@ class Reuse:
     overwrite an input nobody reads later; off: own buffers. ``workspace``: scratch lives for its row only, so one range
     serves all layers; off: one workspace per layer for the whole step. ``gradient_window``: the gradient of an activation
     dies at its last use; off: at the end of the step. ``layerwise_update``: weights are updated as soon as their gradient
-    exists; off: gradients live to one update after backward; None: on, unless accumulation needs whole gradients.
+    exists; off: gradients live to one update after backward; None: on, unless accumulation,
+    clipping, dynamic loss scaling or data parallelism needs whole gradients.
     """
 
     lifetimes: bool = True

@@ -343,6 +343,20 @@ class Maker:
             Case("adapt_scale", (flagged, scalars), (), {"interval": 5},
                  lambda: ([4, 0, 1, 1], [*scalars[:5], 0, *scalars[6:]]), updates=True, tag="skipped"),
         ]  # fmt: skip
+        norm = 0.5 * float(np.sqrt(np.square(gradient.astype(float)).sum()))
+
+        def clipped(by: float) -> tuple[Array, ...]:
+            return (scalars * [1, 1, by, 1, 1, 1, 1, 1],)
+
+        unknown = np.where(np.isinf(bad), np.nan, bad)
+        half, within, factor = {"max_norm": norm / 2}, {"max_norm": norm * 1.001}, norm / 2 / (norm + 1e-6)
+        cases += [
+            Case("clip_scale", (scalars,), (gradient,), half, lambda: clipped(factor), updates=True),
+            Case("clip_scale", (scalars,), tuple(pieces), half, lambda: clipped(factor), updates=True, tag="pieces"),
+            Case("clip_scale", (scalars,), tuple(pieces), within, lambda: clipped(1), updates=True, tag="within"),
+            Case("clip_scale", (scalars,), (gradient, bad), half, lambda: clipped(0), updates=True, tag="inf"),
+            Case("clip_scale", (scalars,), (gradient, unknown), half, lambda: clipped(np.nan), updates=True, tag="nan"),
+        ]  # fmt: skip
         parts = tuple(np.array_split(np.arange(n), 3))
         cut = lambda array: tuple(np.ascontiguousarray(array[p]) for p in parts)  # noqa: E731
         cases.append(Case("update_all", (*cut(weight), *cut(velocity)), (*cut(gradient), scalars),

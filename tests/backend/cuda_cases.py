@@ -50,7 +50,7 @@ def halved(case: Case) -> Case | None:
     kernel, outputs, inputs = case.kernel, [False] * len(case.outputs), [False] * len(case.inputs)
     if kernel.startswith(("channel_sum", "relu_bias", "subsample", "linear")):
         outputs, inputs = [True] * len(outputs), [True] * len(inputs)
-    elif kernel in ("check_finite", "sgd_update", "sgd_momentum_update", "adam_update", "update_all"):
+    elif kernel in ("check_finite", "clip_scale", "sgd_update", "sgd_momentum_update", "adam_update", "update_all"):
         inputs = [array.shape != (8,) for array in case.inputs]
         outputs = [case.tag == "rounded" and i >= 3 for i in range(len(outputs))]
     elif kernel.startswith("softmax"):

@@ -12,7 +12,7 @@ import tests.backend.reference as ref
 from minidnn.kernels import cuda_columns
 from minidnn.kernels.cublas import WORKSPACES, Cublas, CublasError
 from minidnn.kernels.cuda_columns import BlasEngines
-from minidnn.kernels.cudnn import FILTER, IMAGE, LEFT, OUTPUT, PRODUCT, RIGHT, Convolution, linear_product
+from minidnn.kernels.problem import FILTER, IMAGE, LEFT, OUTPUT, PRODUCT, RIGHT, Convolution, linear_product
 from tests.backend.test_convolution import CONVOLUTIONS, DIRECTIONS
 
 DENSE = {name: case for name, case in CONVOLUTIONS.items() if case.groups == 1}

@@ -20,6 +20,7 @@ from minidnn.device.cuda_libraries import parse_device
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
 from minidnn.kernels import base, cuda_kernels, cuda_launch, cudnn, cudnn_tune
+from minidnn.kernels.problem import OWN, Convolution
 from minidnn.precision import precision
 from minidnn.recipes import numpy_recipe
 from minidnn.schedule.instruction import COMPUTE, D2H, H2D, Op
@@ -444,7 +445,7 @@ PLANS = [
     (14, {"SPLIT_K_SLC": 4, "STAGES": 2}, 2048, True, True),
     (15, {}, 0, True, True),
 ]
-PROBLEM = cudnn.Convolution("forward", (2, 8, 8, 4), (2, 8, 8, 8), (8, 3, 3, 4), (1, 1), (1, 1), (1, 1), "float32")
+PROBLEM = Convolution("forward", (2, 8, 8, 4), (2, 8, 8, 8), (8, 3, 3, 4), (1, 1), (1, 1), (1, 1), "float32")
 
 
 def fake_cudnn(monkeypatch, **kwargs):
@@ -479,11 +480,11 @@ def test_tuning_takes_the_fastest_and_of_equally_fast_ones_the_first():
     slow, good, close, quick = (Engine("cudnn", 0, (("engine", i),)) for i in range(4))
     assert cudnn_tune.best(iter([(slow, 2.0), (good, 1.0), (close, 0.99)])) == good
     assert cudnn_tune.best(iter([(slow, 2.0), (good, 1.0), (quick, 0.5)])) == quick
-    assert cudnn_tune.best(iter([])) == cudnn.OWN
+    assert cudnn_tune.best(iter([])) == OWN
 
 
 def test_measured_engines_are_remembered_for_one_gpu_and_library(tmp_path):
-    problem = cudnn.Convolution("forward", (1, 4, 4, 8), (1, 4, 4, 8), (8, 1, 1, 8), (1, 1), (0, 0), (1, 1), "float32")
+    problem = Convolution("forward", (1, 4, 4, 8), (1, 4, 4, 8), (8, 1, 1, 8), (1, 1), (0, 0), (1, 1), "float32")
     engine = Engine("cudnn", 64, (("engine", 3), ("knob_TILE", 1)))
 
     class Library:
@@ -516,7 +517,7 @@ def test_measured_engines_are_remembered_for_one_gpu_and_library(tmp_path):
 
 
 def test_where_cudnn_refuses_our_own_kernel_is_the_engine(monkeypatch):
-    assert fake_cudnn(monkeypatch, refuse=frozenset({"convolution"})).select(PROBLEM, None) == cudnn.OWN
+    assert fake_cudnn(monkeypatch, refuse=frozenset({"convolution"})).select(PROBLEM, None) == OWN
 
 
 def test_an_engine_of_another_library_is_refused_with_the_remedy(monkeypatch):

@@ -19,7 +19,8 @@ from minidnn.device.cuda_pool import CudaPool
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.device.pool import PoolModel, PoolOutOfMemory
 from minidnn.errors import DoesNotFit, UserError
-from minidnn.kernels import cuda_launch, cudnn
+from minidnn.kernels import cuda_launch
+from minidnn.kernels.problem import OWN, Product, linear_product, own
 from minidnn.precision import precision
 from minidnn.recipes import numpy_recipe
 from minidnn.schedule.instruction import DEVICE, Op
@@ -289,7 +290,7 @@ def test_a_cupy_that_cannot_be_loaded_is_not_called_missing(monkeypatch):
 
 def test_what_cudnn_refuses_is_told_with_layer_shapes_and_type():
     graph = net()
-    engines = {"conv1:forward": cudnn.OWN, "conv2:forward": Engine("cudnn", 0, (("engine", 1),))}
+    engines = {"conv1:forward": OWN, "conv2:forward": Engine("cudnn", 0, (("engine", 1),))}
     (note,) = cuda_recipes.fallback_notes(graph, Recipe("fp16", "cuda", engines))
     assert "forward of 'conv1', x (4, 8, 8, 3), y (4, 8, 8, 4), weight (4, 3, 3, 3), float16" in note
     assert "our own kernel" in note
@@ -305,7 +306,7 @@ class Chooser:
 
     def select_engine(self, problem, limit):
         if limit == 0:
-            return cudnn.own(problem)
+            return own(problem)
         self.asked.append(problem)
         return Engine("cudnn", 1024 * len(self.asked), (("engine", 7),))
 
@@ -315,7 +316,7 @@ class Chooser:
 def test_the_workspace_of_a_product_is_in_the_recipe_and_in_the_rows():
     chooser = Chooser()
     recipe = cuda_recipes.cuda_recipe(net(), precision("fp32"), None, True, device=chooser)
-    products = [p for p in chooser.asked if isinstance(p, cudnn.Product)]
+    products = [p for p in chooser.asked if isinstance(p, Product)]
     assert [(p.rows, p.columns, p.depth) for p in products] == [(4, 5, 8), (5, 8, 4), (4, 8, 5)]
     step = minidnn.compile(net(), device=None, recipe=recipe)
     rows = {row.kernel: row for row in step.program["train"].rows}
@@ -335,7 +336,7 @@ def test_a_product_is_described_as_the_kernels_define_it():
         "backward_weight": (dy, x, dy.T @ x),
     }
     for direction, (a, b, result) in operands.items():
-        p = cudnn.linear_product(direction, n, c, k, "float64")
+        p = linear_product(direction, n, c, k, "float64")
         at = np.lib.stride_tricks.as_strided
         left = at(a, (p.rows, p.depth), (8 * p.a_row, 8 * p.a_depth))
         right = at(b, (p.depth, p.columns), (8 * p.b_depth, 8 * p.b_column))

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import tests.backend.reference as ref
-from minidnn.kernels import cuda_columns, cuda_kernels, cuda_launch
+from minidnn.kernels import cuda_columns, cuda_kernels, cuda_launch, cuda_optim
 from minidnn.kernels.cublas import Cublas
-from minidnn.kernels.cudnn import FILTER, IMAGE, OUTPUT
+from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT
 from tests.backend import cuda_on_cpu, test_columns, test_convolution
 from tests.backend.cases import Case, Maker
 from tests.backend.cuda_cases import EXTRA, HalfMaker, halved, made
@@ -41,7 +41,7 @@ REDUCTIONS = (
 LARGE = (
     *REDUCTIONS, "batch_norm_relu", "batch_norm_add_relu", "batch_norm_relu_backward_data", "batch_norm_backward_data",
     "max_pool_inference-disjoint", "max_pool_backward-disjoint", "avg_pool_backward-overlapping",
-    "global_avg_pool_forward", "global_avg_pool_backward",
+    "global_avg_pool_forward", "global_avg_pool_backward", "clip_scale",
 )  # fmt: skip
 CONVERSIONS = ("float16 to float32", "float32 to float16")
 
@@ -208,6 +208,25 @@ def test_the_mean_of_large_values_keeps_its_digits(machine: Any) -> None:
     exact = x.astype(np.float64).reshape(-1, 16)
     np.testing.assert_allclose(mean.host, exact.mean(0), rtol=2e-7)
     np.testing.assert_allclose(rstd.host, 1 / exact.std(0), rtol=5e-6)
+
+
+def test_the_norm_of_neighbours_in_a_flat_buffer_is_that_of_each_alone(machine: Any) -> None:
+    """The gradients of a step: layers of any size with gaps of zeros between them, which a launch or two sum."""
+    random, sizes = np.random.default_rng(0), (4096, 5, 1, 333, 2048)
+    alone = [random.standard_normal(size, np.float32) for size in sizes]
+    flat, parts, at = cuda_on_cpu.Array(np.zeros(8192, np.float32)), [], 0
+    for values in alone:
+        flat.host[at : at + values.size] = values
+        where = SimpleNamespace(ptr=flat.data.ptr + 4 * at)
+        parts.append(
+            SimpleNamespace(data=where, shape=values.shape, dtype=values.dtype, size=values.size, nbytes=values.nbytes)
+        )
+        at += -(-values.size // 32) * 32
+    scalars = cuda_on_cpu.Array(np.full(8, 2, np.float32))
+    cuda_kernels.clip_scale(machine.on, scalars, *reversed(parts), max_norm=1.0)()
+    norm = 2 * float(np.sqrt(sum(np.square(values.astype(np.float64)).sum() for values in alone)))
+    np.testing.assert_allclose(scalars.host, [2, 2, 2 / (norm + 1e-6), 2, 2, 2, 2, 2], rtol=1e-7)
+    assert len(cuda_optim.runs(parts)) == 1
 
 
 def test_a_gradient_passes_where_the_stored_output_is_positive(machine: Any) -> None:

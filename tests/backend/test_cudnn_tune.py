@@ -7,7 +7,7 @@ import pytest
 
 import tests.backend.fake_cuda as fake_cuda
 from minidnn.kernels import cudnn_tune
-from minidnn.kernels.cudnn import BLAS_ENGINE, OWN, Convolution
+from minidnn.kernels.problem import BLAS_ENGINE, OWN, Convolution
 from minidnn.schedule.recipe import Engine
 
 PROBLEM = Convolution("forward", (2, 4, 4, 8), (2, 4, 4, 16), (16, 1, 1, 8), (1, 1), (0, 0), (1, 1), "float32")

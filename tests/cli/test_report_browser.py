@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -90,10 +91,17 @@ class Browser:
             assert time.monotonic() < limit, f"{condition} did not come true; console: {self.console()}"
             time.sleep(0.05)
 
-    def click(self, selector: str) -> None:
-        """Click an element as a person does: it must be there, seen and not covered."""
+    def click(self, selector: str) -> Any:
+        """Click an element as a person does, who waits while the page is moving: it must be there, seen and not covered."""
         found = self._call("POST", "/element", {"using": "css selector", "value": selector})
-        self._call("POST", f"/element/{found[ELEMENT]}/click", {})
+        limit = time.monotonic() + 10
+        while True:
+            try:
+                return self._call("POST", f"/element/{found[ELEMENT]}/click", {})
+            except HTTPError as error:
+                why = error.read().decode()
+                assert error.code == 400 and time.monotonic() < limit, f"{selector} cannot be clicked: {why}"
+                time.sleep(0.1)
 
     def point(self, selector: str, *moves: tuple[float, float]) -> None:
         """Move the pointer over an element, through points given as fractions of its box."""

@@ -155,6 +155,25 @@ def test_data_smaller_than_a_batch_is_one_step_or_refused(script: Script, tmp_pa
     assert not (tmp_path / "none").exists()
 
 
+def test_clipping_is_said_acts_and_is_refused_beside_layer_wise_update(script: Script, tmp_path: Path) -> None:
+    """D2."""
+    for name, clip in (("free", ()), ("clipped", ("--clip-grad-norm", "0.1"))):
+        done = script("train", *TINY, *clip, "--max-steps", "3", "--output", name)
+        assert done.code == 0 and done.err == ""
+        assert ("clip: 0.1" in done.out) == ("layer-wise update off: clipping needs" in done.out) == bool(clip)
+    assert tensors(tmp_path / "free")["fc.weight"].tobytes() != tensors(tmp_path / "clipped")["fc.weight"].tobytes()
+    done = script("train", "--resume", "clipped/last.safetensors", "--max-steps", "5", "--output", "clipped")
+    assert done.code == 0 and "clip: 0.1" in done.out, "a resumed run clips as before"
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"reuse": {"layerwise_update": true}}')
+    clip = ("--clip-grad-norm", "1")
+    for command in (("train", *TINY), ("plan", *TINY[:-1])):
+        refused(script(*command, *clip, "--plan", str(plan)), "layerwise_update", "clip_grad_norm=1")
+        for value in ("0", "-1", "nan", "inf"):
+            refused(script(*command, "--clip-grad-norm", value), "--clip-grad-norm", repr(value))
+    refused(script("train", *TINY, *clip, "--strategy", "ring"), "clip_grad_norm=1", "strategy ring")
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_with_advice(script: Script) -> None:
     refused(script("train", *TINY, "--opt", "sgd", "--lr", "1e30", "--output", "run"), "the loss became", "--lr below")
 

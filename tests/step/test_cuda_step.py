@@ -140,6 +140,35 @@ def test_an_overflow_in_half_precision_skips_the_update_on_the_device():
     step.close()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_clipping_scales_the_whole_gradient_and_has_the_bits_of_keep_under_any_plan(precision):
+    graph = models.build("resnet20", batch=16)
+    same = {"device": GPU, "optimizer": minidnn.SGD(lr=1.0), "precision": precision, "clip_grad_norm": 0.01}
+    keep = minidnn.compile(graph, **same)
+    data = batches(graph, 4)
+
+    def begun(step):
+        """Its gradients, after which running statistics have advanced; a loss scale under which no step overflows."""
+        gradients, optimizer = step.gradients(*data[0]), step.optimizer_state_dict()
+        if LOSS_SCALING in optimizer:
+            step.load_optimizer_state_dict(optimizer | {LOSS_SCALING: np.array([1024, 0, 1, 0], np.float32)})
+        return gradients
+
+    gradients, before = begun(keep), keep.state_dict()
+    first = train(keep, data[:1])[1]
+    norm = np.sqrt(sum(np.square(g.astype(np.float64)).sum() for g in gradients.values()))
+    moved = np.sqrt(sum(np.square((before[n] - first[n]).astype(np.float64)).sum() for n in gradients))
+    assert norm > 0.1 and moved == pytest.approx(0.01, rel=1e-3)
+    expected, recipe = train(keep, data[1:]), keep.recipe
+    keep.close()
+    for how in ({"policy": "vdnn"}, {"policy": "vdnn", "streamed": ("*",), "capture": "off"}):
+        step = layup.compile(graph, recipe=recipe, **same, **how)
+        begun(step)
+        train(step, data[:1])
+        assert_same(train(step, data[1:]), expected)
+        step.close()
+
+
 def test_what_cannot_be_done_is_refused_by_name():
     graph = models.build("resnet20", batch=16)
     with pytest.raises(UserError, match="fp64"):

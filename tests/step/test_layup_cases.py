@@ -236,6 +236,21 @@ def test_d1_accumulation_and_offloading_together_are_exact() -> None:
     assert nets.differing(keep.state_dict(), planned.state_dict()) == []
 
 
+def test_d2_clipping_by_the_global_norm_is_exact_under_offloading_and_layer_by_layer_it_is_refused() -> None:
+    """The norm is over whole gradients: they live to one update, whatever the plan moves."""
+    graph, clip = nets.residual(16, units=4), {"clip_grad_norm": 0.5}
+    keep = minidnn.compile(graph, optimizer=OPTIMIZER, **clip)
+    planned = layup.compile(graph, "85%", optimizer=OPTIMIZER, **clip)
+    assert planned.plan.decisions
+    assert nets.train(keep, 5) == nets.train(planned, 5)
+    assert nets.differing(nets.state(keep), nets.state(planned)) == []
+    free = trained(graph, minidnn.keep(), 5)
+    assert nets.differing(free.state_dict(), keep.state_dict()), "nothing was clipped"
+    per_layer = Plan(reuse=minidnn.Reuse(layerwise_update=True))
+    with pytest.raises(PlanError, match=r"layerwise_update .* clip_grad_norm=0.5"):
+        minidnn.compile(graph, per_layer, OPTIMIZER, **clip)
+
+
 @pytest.mark.parametrize("optimizer", [OPTIMIZER, minidnn.Adam(lr=0.01)], ids=["momentum", "adam"])
 def test_d5_a_state_saved_under_one_plan_goes_on_under_another(optimizer: Any) -> None:
     graph = nets.dropout()

@@ -169,6 +169,45 @@ extern "C" __global__ void check_finite(float* scaling, const T* gradient, Index
     if (!good) scaling[finite] = 0;
 }
 
+// The sum of what the threads of a block have, in thread 0; always added in the same order.
+__device__ inline double block_sum(double value) {
+    __shared__ double shared[THREADS];
+    shared[threadIdx.x] = value;
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
+    }
+    return shared[threadIdx.x];
+}
+
+// The sum of the squares of the elements that each block visits.
+extern "C" __global__ void square_sums(double* sums, const T* gradient, Index size) {
+    double sum = 0;
+    Index step = (Index)gridDim.x * THREADS, packs = size / V, first = (Index)blockIdx.x * THREADS + threadIdx.x;
+    for (Index pack = first; pack < packs; pack += step) {
+        float value[V];
+        load<V>(value, gradient + pack * V);
+#pragma unroll
+        for (int i = 0; i < V; i++) sum += (double)value[i] * value[i];
+    }
+    for (Index i = packs * V + first; i < size; i += step) {
+        double value = to_float(gradient[i]);
+        sum += value * value;
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+// Clips by the norm, whose square is the sum of `sums`. One block.
+extern "C" __global__ void clip_scale(float* scalars, const double* sums, int count, int scale, double max_norm) {
+    double sum = 0;
+    for (int i = threadIdx.x; i < count; i += THREADS) sum += sums[i];
+    sum = block_sum(sum);
+    if (threadIdx.x != 0) return;
+    double factor = max_norm / (sqrt(sum) * scalars[scale] + 1e-6);
+    if (!(factor >= 1)) scalars[scale] = (float)(scalars[scale] * factor);  // NaN is not
+}
+
 extern "C" __global__ void adapt_scale(float* scaling, float* scalars, int scale, int good, int finite, int skipped,
                                        int finite_scalar, int interval) {
     bool all = scaling[finite] != 0;

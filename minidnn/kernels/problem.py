@@ -1,0 +1,86 @@
+"""What a library is asked to compute: a direction of a convolution or a matrix product, with the numbers of their operands."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from minidnn.kernels.base import Pair
+from minidnn.schedule.recipe import Engine
+
+Shape = tuple[int, ...]
+
+IMAGE, FILTER, OUTPUT, BIAS = 1, 2, 3, 4  # operands of a convolution, whichever of them is the result
+LEFT, RIGHT, PRODUCT = 1, 2, 3
+OWN_ENGINE, FIRST, BLAS_ENGINE = -1, -2, -3
+"""In place of the number of cuDNN's engine: our own kernel; the first that its heuristics name and that builds under the
+option "limit"; cuBLAS."""
+OWN = Engine("direct", 0, (("engine", OWN_ENGINE),))  # our own kernel: slower, without workspace, and never refused
+SPLIT = "split"  # option of a forward_relu engine: convolution, bias and ReLU are three kernels
+
+
+class Convolution(NamedTuple):
+    """One direction of a convolution: "forward", "backward_data" or "backward_weight". Shapes as in ``kernels.base``.
+
+    "forward_relu" is forward with bias and ReLU before the store.
+    """
+
+    direction: str
+    x: Shape
+    y: Shape
+    weight: Shape
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    dtype: str
+
+
+class Product(NamedTuple):
+    """A matrix product c = a @ b, c (rows, columns) contiguous, a and b given by their strides in elements."""
+
+    rows: int
+    columns: int
+    depth: int
+    a_row: int
+    a_depth: int
+    b_depth: int
+    b_column: int
+    dtype: str
+
+    @property
+    def direction(self) -> str:
+        """As of a convolution, where both are handled alike."""
+        return "product"
+
+
+Problem = Convolution | Product
+
+
+def linear_product(direction: str, samples: int, inputs: int, outputs: int, dtype: str) -> Product:
+    """The product that is a direction of a Linear of ``inputs`` to ``outputs`` features."""
+    n, c, k = samples, inputs, outputs
+    return {
+        "forward": Product(n, k, c, c, 1, 1, c, dtype),  # y = x @ weight.T
+        "backward_data": Product(n, c, k, k, 1, c, 1, dtype),  # dx = dy @ weight
+        "backward_weight": Product(k, c, n, 1, k, c, 1, dtype),  # d_weight = dy.T @ x
+    }[direction]
+
+
+def operand_shapes(problem: Problem) -> dict[int, Shape]:
+    """The shape of every operand, by its number."""
+    if isinstance(problem, Product):
+        rows, columns, depth = problem[:3]
+        return {LEFT: (rows, depth), RIGHT: (depth, columns), PRODUCT: (rows, columns)}
+    shapes = {IMAGE: problem.x, FILTER: problem.weight, OUTPUT: problem.y}
+    return shapes | {BIAS: (1, 1, 1, problem.y[3])} if problem.direction == "forward_relu" else shapes
+
+
+def own(problem: Problem) -> Engine:
+    """Our own kernels for a problem, without cuDNN."""
+    return split(OWN) if problem.direction == "forward_relu" else OWN
+
+
+def split(engine: Engine) -> Engine:
+    """A forward engine, as one of forward_relu that is followed by our own kernels for bias and ReLU."""
+    return engine._replace(
+        name=f"{engine.name}, split", options=tuple(sorted({**dict(engine.options), SPLIT: 1}.items()))
+    )
