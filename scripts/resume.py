@@ -16,7 +16,18 @@ from minidnn.screen import Screen
 _FIXED = ("arch", "blocks", "image_size", "num_classes", "batch_size", "accum", "drop_last", "opt", "seed")
 """Options on which the counters, the order of the data or the names in the file depend."""
 
-_FREE = ("epochs", "lr", "lr_sched", "warmup", "momentum", "wd", "clip_grad_norm", "precision", "label_smoothing", "augment")
+_FREE = (
+    "epochs",
+    "lr",
+    "lr_sched",
+    "warmup",
+    "momentum",
+    "wd",
+    "clip_grad_norm",
+    "precision",
+    "label_smoothing",
+    "augment",
+)
 
 
 def find_checkpoint(args: Namespace, screen: Screen) -> Path | None:
