@@ -14,16 +14,16 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from figures import WORKSPACES, markdown, names_of, options, percent, save, size
 from probes import Net, Probes
+from walls import BATCH, BLOCKS, IMAGE_SIZE, arithmetic, depth, exactly, wall_table
+from walls import WALLS as WALLS
+from walls import parameters as parameters
 
-import models
 from minidnn.budget import parse_bytes
 from minidnn.commandline import run
 
-BLOCKS, BATCH, IMAGE_SIZE = (6, 32, 6), 16, 224
 BUDGETS = "12GB,12GiB,11441MiB"
 POLICIES = ("naive", "keep", "vdnn_conv", "superneurons", "superneurons_memory", "sqrt_n", "vdnn", "layup", "auto")
 DEEPEST = 3288
@@ -33,14 +33,6 @@ PUBLISHED = (
     (2504, "Layup", "12 GB, batch 16", "abstract, TACO 16(4), 2019"),
 )
 """Depth, system, setting, source. 1,920 is no depth of this family: 1,919 (n3 = 595) and 1,922 (n3 = 596) are nearest."""
-
-WALLS = (("weights, gradients, momentum", 12), ("weights, momentum (update in backward)", 8), ("weights alone", 4))
-RESERVES = (1_000_000_000, 400_000_000, 0)
-
-
-def depth(n3: int, stages: tuple[int, int, int] = BLOCKS) -> int:
-    """Layers of the net, without projections, as the papers count."""
-    return 3 * (sum(stages) + n3) + 2
 
 
 def search(load: Callable[[int], float], limit: int, start: int = 1, hints: Iterable[int] = ()) -> int | None:
@@ -75,7 +67,8 @@ def search(load: Callable[[int], float], limit: int, start: int = 1, hints: Iter
 class Row:
     """The greatest depth of a policy under a budget; all but ``needs_bytes`` is None where no depth fits.
 
-    ``needs_bytes``: what the next deeper net would reserve at least, or the shallowest where none fits; None at the limit.
+    ``needs_bytes``: what the next deeper net would reserve at least, or the shallowest where none fits; None at the limit and
+    where host memory is too small for the next one: then ``needs_host_bytes`` says what it would take of that.
     ``keep_seconds``: a step of the same net with unlimited memory.
     """
 
@@ -89,6 +82,7 @@ class Row:
     keep_seconds: float | None
     needs_bytes: int | None
     at_limit: bool
+    needs_host_bytes: int | None = None
 
 
 def deepest(probes: Probes, policy: str, memory: int, limit: int, start: int, stages: tuple[int, int, int]) -> Row:
@@ -98,38 +92,22 @@ def deepest(probes: Probes, policy: str, memory: int, limit: int, start: int, st
     if n3 is None and start > 1:
         n3 = search(lambda n: probes.load(policy, n, memory), start - 1, 1, hints)
     if n3 is None:
-        needs = math.ceil(probes.load(policy, 1, memory) * memory)
-        return Row(policy, memory, None, None, None, None, None, None, needs, False)
+        needs, needs_host = missing(probes, policy, 1, memory)
+        return Row(policy, memory, None, None, None, None, None, None, needs, False, needs_host)
     best = probes.fastest(policy, n3, memory)
-    beyond = None if n3 >= limit else math.ceil(probes.load(policy, n3 + 1, memory) * memory)
+    beyond = (None, None) if n3 >= limit else missing(probes, policy, n3 + 1, memory)
     sizes = (best["reserved_bytes"], best["host_bytes"])
-    return Row(
-        policy, memory, n3, depth(n3, stages), *sizes, best["seconds"], best["keep_seconds"], beyond, n3 >= limit
-    )
+    times = (best["seconds"], best["keep_seconds"])
+    return Row(policy, memory, n3, depth(n3, stages), *sizes, *times, beyond[0], n3 >= limit, beyond[1])
 
 
-def parameters(n3: int, stages: tuple[int, int, int] = BLOCKS) -> int:
-    """Trained numbers of the net; linear in n3 by construction."""
-    first, second, last = stages
-
-    def count(n: int) -> int:
-        return models.build("resnet", batch=1, image_size=32, blocks=(first, second, n, last)).parameter_count
-
-    one, two = count(1), count(2)
-    return one + (n3 - 1) * (two - one)
-
-
-def arithmetic(budgets: Sequence[int]) -> list[dict[str, Any]]:
-    """The depth at which what must stay on the device fills the budget, less a reserve for all else."""
-    first, unit = parameters(1), parameters(2) - parameters(1)
-    rows = []
-    for what, per_number in WALLS:
-        for reserve in RESERVES:
-            for memory in budgets:
-                n3 = 1 + ((memory - reserve) // per_number - first) // unit
-                deep = depth(n3) if n3 > 0 else None
-                rows.append({"kept": what, "reserve_bytes": reserve, "memory_bytes": memory, "depth": deep})
-    return rows
+def missing(probes: Probes, policy: str, n3: int, memory: int) -> tuple[int | None, int | None]:
+    """What a net that does not fit needs: of device memory or, where that is what it lacks, of host memory."""
+    load, of_host = probes.scarcest(policy, n3, memory)
+    if not of_host:
+        return math.ceil(load * memory), None
+    assert probes.net.host_memory is not None
+    return None, math.ceil(load * probes.net.host_memory)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -202,6 +180,8 @@ def text(rows: Sequence[Row]) -> str:
     cells: list[tuple[object, ...]] = []
     for row in rows:
         budget, needs = exactly(row.memory_bytes), size(row.needs_bytes)
+        if row.needs_host_bytes is not None:
+            needs = f"{size(row.needs_host_bytes)} pinned"
         if row.n3 is None:
             cells.append((row.policy, budget, "none", None, None, None, None, None, needs))
             continue
@@ -210,29 +190,6 @@ def text(rows: Sequence[Row]) -> str:
         deep = f"{row.depth:,}{' or more' if row.at_limit else ''}"
         cells.append((row.policy, budget, deep, row.n3, size(row.reserved_bytes), size(row.host_bytes), *times, needs))
     return markdown(head, cells)
-
-
-def wall_table(walls: Sequence[dict[str, Any]], budgets: Sequence[int]) -> str:
-    """The arithmetic as a table, a column for every budget."""
-    found = {(wall["kept"], wall["reserve_bytes"], wall["memory_bytes"]): wall["depth"] for wall in walls}
-
-    def cell(deep: int | None) -> str:
-        return "none" if deep is None else f"{deep:,}"
-
-    rows = [
-        (what, per_number, size(reserve), *(cell(found[what, reserve, memory]) for memory in budgets))
-        for what, per_number in WALLS
-        for reserve in RESERVES
-    ]
-    return markdown(("stays on the device", "B a parameter", "reserve", *map(exactly, budgets)), rows)
-
-
-def exactly(nbytes: int) -> str:
-    """A budget in the unit in which it is round."""
-    for unit, scale in (("GB", 10**9), ("GiB", 2**30), ("MiB", 2**20)):
-        if nbytes % scale == 0:
-            return f"{nbytes // scale:,} {unit}"
-    return f"{nbytes:,} B"
 
 
 if __name__ == "__main__":

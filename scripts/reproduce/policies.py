@@ -3,8 +3,8 @@
     python scripts/reproduce/policies.py [--nets vgg16:256,resnet50:128] [--profile p100]
 
 Slowdown is against ``keep`` with unlimited memory, as vDNN's is against its oracle. A policy without a knob is one plan;
-``sqrt_n`` is shown under the smallest budget that runs; ``auto`` at 80, 60, 50 and 40 % of what ``keep`` reserves, in 12 GB where that is less,
-and under its smallest.
+``sqrt_n`` is shown under the smallest budget that runs; ``auto`` at 80, 60, 50 and 40 % of what ``keep`` reserves, in 12 GB
+where that is less, and under its smallest budget.
 """
 
 from __future__ import annotations

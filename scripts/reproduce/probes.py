@@ -77,29 +77,40 @@ class Probes:
 
         Above 1 it is a lower bound: the peak of the training step may be all that was planned.
         """
-        least = math.inf
+        return self.scarcest(policy, n3, memory)[0]
+
+    def scarcest(self, policy: str, n3: int, memory: int) -> tuple[float, bool]:
+        """The load, and whether it is that of host memory."""
+        least = (math.inf, False)
         host_limit = math.inf if self.net.host_memory is None else self.net.host_memory
         for number, facts in self._by_bytes(policy, n3):
-            if _hopeless(facts, memory) or (facts["bound_bytes"] > memory and least < math.inf):
-                least = min(least, max(facts["guess_bytes"], facts["bound_bytes"]) / memory)
+            if _hopeless(facts, memory) or (facts["bound_bytes"] > memory and least[0] < math.inf):
+                least = min(least, (max(facts["guess_bytes"], facts["bound_bytes"]) / memory, False))
                 continue
             for fact in ("bound_bytes", "peak_bytes", "train_bytes", "reserved_bytes"):
                 nbytes = self._fact(policy, n3, number, fact)
                 host = facts.get("host_bytes", facts.get("host_peak_bytes", 0))
-                share = max(nbytes / memory, host / host_limit)
-                if share > 1:
+                share = max((nbytes / memory, False), (host / host_limit, True))
+                if share[0] > 1:
                     break
             self._forget(policy, n3, number)
-            if share <= 1:
-                return float(share)
+            if share[0] <= 1:
+                return share
             least = min(least, share)
         return least
 
     def fastest(self, policy: str, n3: int, memory: int) -> dict[str, Any]:
-        """Facts of the plan that the planner selects; there must be one."""
+        """Facts of the plan that the planner selects; there must be one.
+
+        One that was selected for a larger budget and fits this one is not looked for again: less memory is never faster.
+        """
         key = f"{policy} {n3}"
         chosen = self.chosen.setdefault(key, {})
-        if str(memory) not in chosen:
+        larger = min((m for m in map(int, chosen) if m >= memory), default=memory)
+        if larger > memory >= chosen[str(larger)]["reserved_bytes"]:
+            chosen[str(memory)] = chosen[str(larger)]
+            self._save()
+        elif str(memory) not in chosen:
             planner = self._planner(policy, n3)
             found = planner.select(memory, self.net.host_memory)
             assert found is not None, f"{policy} fits no plan at n3 = {n3}"

@@ -19,7 +19,7 @@ from tests.cli.running import refused
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "reproduce"
 TINY_BUDGET = 140 << 20
-MODULES = ("figures", "probes", "depth", "policies", "ablation", "tradeoff")
+MODULES = ("figures", "probes", "walls", "depth", "policies", "ablation", "tradeoff")
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +81,8 @@ def test_the_arithmetic_is_that_of_the_papers_depth():
         wanted = expected[per_number]
         cases = [(what, reserve, memory) for reserve in (10**9, 4 * 10**8) for memory in budgets]
         assert [found[case] for case in cases] == list(wanted)
+    checkpointed = [at for (what, _, _), at in found.items() if "checkpoints" in what]
+    assert sorted(checkpointed) == [2327, 2516, 3392, 3668, 6380, 6917]
 
 
 def test_depth_is_where_the_planner_stops(script, tmp_path):
