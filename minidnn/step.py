@@ -9,9 +9,11 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from minidnn.batch_slot import part, require_pixels, write_pixels
 from minidnn.device.base import Device
 from minidnn.errors import UserError
 from minidnn.executor import Executor
+from minidnn.executors import make_executor
 from minidnn.layers import Graph
 from minidnn.optim import Optimizer
 from minidnn.parallel.communicator import Communicator
@@ -237,11 +239,11 @@ class CompiledStep:
             self._parts[name] = persistent.batch_values(graph, persistent.slot)
         parts = self._parts[name]
         if x is not None:
-            write_pixels(_part(slot, parts["pixels"]), x)
+            write_pixels(part(slot, parts["pixels"]), x)
         if y is not None:
-            _part(slot, parts["labels"])[...] = y
-        scalars, counters = _part(slot, persistent.scalars), _part(slot, persistent.counters)
-        _part(slot, parts["constants"])[...] = 0
+            part(slot, parts["labels"])[...] = y
+        scalars, counters = part(slot, persistent.scalars), part(slot, persistent.counters)
+        part(slot, parts["constants"])[...] = 0
         scalars[Scalar.LR], scalars[Scalar.LOSS_WEIGHT], scalars[Scalar.GRADIENT_SCALE] = lr, share, scale
         scalars[Scalar.FINITE] = 1.0
         scalars[Scalar.BIAS1], scalars[Scalar.BIAS2] = self.optimizer.bias_corrections(update)
@@ -272,7 +274,7 @@ class CompiledStep:
             raise UserError(
                 f"x has shape {x.shape}, evaluation wants (N, {', '.join(map(str, expected))}) with N at least 1"
             )
-        _require_pixels(x)
+        require_pixels(x)
         out = np.empty((len(x), self.classes), np.float32)
         for start in range(0, len(x), self.batch):
             part = x[start : start + self.batch]
@@ -294,7 +296,7 @@ class CompiledStep:
                 f"x has shape {x.shape}, this step wants (N, {', '.join(map(str, expected[1:]))}) with N = {allowed} "
                 "(the batch it was compiled for, or its tail); compile with tail= for a smaller last batch"
             )
-        _require_pixels(x)
+        require_pixels(x)
         if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
             raise UserError(f"y has shape {y.shape} and type {y.dtype}, this step wants ({x.shape[0]},) integers")
         if y.size and not (int(y.min()) >= 0 and int(y.max()) < self.classes):
@@ -370,50 +372,3 @@ class CompiledStep:
             self.settle()
             self._executor.close()
             self._executor = None
-
-
-def _part(slot: NDArray[np.uint8], value: Value) -> NDArray[Any]:
-    """A value inside the bytes of its buffer."""
-    return slot[value.offset : value.offset + value.spec.nbytes].view(value.spec.dtype).reshape(value.spec.shape)
-
-
-def _require_pixels(x: NDArray[Any]) -> None:
-    """Refuse pixels of another type than the two that have one meaning."""
-    if x.dtype != np.uint8 and x.dtype.kind != "f":
-        raise UserError(
-            f"x has type {x.dtype}; pass float32 as the net shall see it, or uint8, which is scaled by 1/255"
-        )
-
-
-def write_pixels(destination: NDArray[Any], x: NDArray[Any]) -> None:
-    """Fill the pinned pixels: float32 as it is, uint8 scaled by 1/255; any strides. No temporary batch is made."""
-    if x.dtype == np.uint8:
-        np.multiply(x, np.float32(1 / 255), out=destination, dtype=np.float32)
-    else:
-        np.copyto(destination, x, casting="same_kind")
-
-
-def make_executor(
-    program: Program,
-    device: Device,
-    gpu: Profile,
-    precision: str,
-    allocator: str,
-    memory: int | None,
-    communicator: Communicator | None = None,
-    capture: str = "auto",
-) -> Executor:
-    """The executor of an allocator; with CUDA graphs where the device can capture and ``capture`` asks for it.
-
-    Of several ranks, ``"auto"`` runs the rows one by one.
-    """
-    if allocator == "pool":
-        from minidnn.pool_executor import PoolExecutor
-
-        return PoolExecutor(program, device, gpu, precision, memory)
-    alone = communicator is None or communicator.size == 1
-    if hasattr(device, "capture") and (capture == "on" or (capture == "auto" and alone)):
-        from minidnn.capture import CapturingExecutor
-
-        return CapturingExecutor(program, device, gpu, precision, communicator=communicator)
-    return Executor(program, device, gpu, precision, communicator=communicator)

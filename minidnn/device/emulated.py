@@ -150,9 +150,8 @@ class EmulatedDevice:
     def touched_bytes(self) -> int:
         """Highest byte of the slab, guard included, that no longer holds poison."""
         slab = self._slabs[DEVICE]
-        for end in range(
-            slab.size, 0, -SCAN_BYTES
-        ):  # from behind: one comparison of the whole slab would take as much again
+        # From behind, and in pieces: one comparison of the whole slab would take as much again.
+        for end in range(slab.size, 0, -SCAN_BYTES):
             begin = max(end - SCAN_BYTES, 0)
             touched = np.flatnonzero(slab[begin:end] != 0xFF)
             if touched.size:

@@ -1,0 +1,35 @@
+"""Which executor runs a program: by its allocator, its device, and whether its steps are captured."""
+
+from __future__ import annotations
+
+from minidnn.device.base import Device
+from minidnn.executor import Executor
+from minidnn.parallel.communicator import Communicator
+from minidnn.profiles import Profile
+from minidnn.schedule.program import Program
+
+
+def make_executor(
+    program: Program,
+    device: Device,
+    gpu: Profile,
+    precision: str,
+    allocator: str,
+    memory: int | None,
+    communicator: Communicator | None = None,
+    capture: str = "auto",
+) -> Executor:
+    """The executor of an allocator; with CUDA graphs where the device can capture and ``capture`` asks for it.
+
+    Of several ranks, ``"auto"`` runs the rows one by one.
+    """
+    if allocator == "pool":
+        from minidnn.pool_executor import PoolExecutor
+
+        return PoolExecutor(program, device, gpu, precision, memory)
+    alone = communicator is None or communicator.size == 1
+    if hasattr(device, "capture") and (capture == "on" or (capture == "auto" and alone)):
+        from minidnn.capture import CapturingExecutor
+
+        return CapturingExecutor(program, device, gpu, precision, communicator=communicator)
+    return Executor(program, device, gpu, precision, communicator=communicator)
