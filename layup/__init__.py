@@ -18,8 +18,9 @@ from layup.refusal import refuse
 from minidnn.budget import parse_bytes
 from minidnn.errors import UserError
 from minidnn.layers import Graph
+from minidnn.prepare import prepare
 from minidnn.profiles import Profile
-from minidnn.request import Request, prepare
+from minidnn.request import Request
 from minidnn.schedule.program import uncollected
 from minidnn.step import CompiledStep
 

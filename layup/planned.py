@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from layup.context import Context
 from layup.cost import Costs
-from layup.estimate import KEEP, OFFLOAD, RECOMPUTE, acts, needs
 from layup.evaluate import Candidate
+from layup.needs import KEEP, OFFLOAD, RECOMPUTE, acts, needs
 from layup.unit import Unit
 from minidnn.profiles import Profile
 from minidnn.schedule.instruction import COMPUTE, Instruction, Op

@@ -10,7 +10,7 @@ from layup.evaluate import Candidate
 from layup.planner import Planner
 from minidnn.errors import DoesNotFit, UserError
 from minidnn.optim import SGD
-from minidnn.request import Request
+from minidnn.request import LEAST_WORKSPACE_LIMIT, Request
 from minidnn.schedule.program import Program
 from minidnn.schedule.text import human_bytes
 
@@ -89,9 +89,11 @@ def _advice(planner: Planner, minimum: int, memory: int, host: int | None, host_
         if auto is not None:
             found.append(f"--policy auto (from {human_bytes(auto.program.reserved_bytes)})")
     request = planner.context.request
-    lean = _minimum(planner, request.with_workspace_limit(1))
+    lean = _minimum(planner, request.with_least_workspace())
     if lean is not None and lean < minimum:
-        found.append(f"--workspace-limit 1 ({human_bytes(lean)}, but another recipe means other bits)")
+        found.append(
+            f"--workspace-limit {LEAST_WORKSPACE_LIMIT} ({human_bytes(lean)}, but another recipe means other bits)"
+        )
     if request.optimizer.slots:
         plain = _minimum(planner, replace(request, optimizer=SGD(lr=request.optimizer.lr)))
         if plain is not None and plain < minimum:

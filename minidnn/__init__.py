@@ -6,7 +6,8 @@ from minidnn.layers import Graph
 from minidnn.optim import SGD, Adam
 from minidnn.schedule.plan import Decision, Plan, Reuse, keep, naive
 from minidnn.schedule.recipe import Recipe
-from minidnn.step import CompiledStep, StepResult
+from minidnn.step import CompiledStep
+from minidnn.step_result import StepResult
 
 __version__ = "0.1.0"
 

@@ -1,30 +1,71 @@
-"""A batch on its way: checked, and written into the bytes of its pinned slot. No temporary batch is made."""
+"""A batch on its way: written, with the numbers of its run, into the bytes of its pinned slot. No temporary batch is made."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minidnn.errors import UserError
+from minidnn.layers import Graph
+from minidnn.optim import Optimizer
+from minidnn.scalars import Counter, Scalar
 from minidnn.schedule.instruction import Value
+from minidnn.schedule.program import Program
 
 
-def part(slot: NDArray[np.uint8], value: Value) -> NDArray[Any]:
+class RunNumbers(NamedTuple):
+    """What changes from run to run besides the batch.
+
+    ``loss_weight``: what a sample's loss counts in the mean; ``gradient_scale``: what an update multiplies gradients by;
+    ``update``: number of the update, from 1. ``step`` (number of the run, from 0), ``seed`` and ``rank`` draw the random numbers.
+    """
+
+    lr: float
+    loss_weight: float
+    gradient_scale: float
+    update: int
+    step: int
+    seed: int
+    rank: int
+
+
+class SlotWriter:
+    """Writes all that changes from run to run: it travels in one pinned slot, and no row of a schedule knows a number."""
+
+    def __init__(self, graph: Graph, program: Program, optimizer: Optimizer) -> None:
+        self._graph, self._program, self._optimizer = graph, program, optimizer
+        self._parts: dict[str, dict[str, Value]] = {}  # by schedule
+
+    def write(
+        self, slot: NDArray[np.uint8], name: str, x: NDArray[Any] | None, y: NDArray[Any] | None, numbers: RunNumbers
+    ) -> None:
+        """Fill a slot for a run of schedule ``name``. ``x`` and ``y`` None: left as they are."""
+        persistent = self._program.persistent
+        if name not in self._parts:
+            batch = self._program[name].batch
+            graph = self._graph if batch == self._graph.inputs[0].shape[0] else self._graph.with_batch(batch)
+            self._parts[name] = persistent.batch_values(graph, persistent.slot)
+        parts = self._parts[name]
+        if x is not None:
+            _write_pixels(_part(slot, parts["pixels"]), x)
+        if y is not None:
+            _part(slot, parts["labels"])[...] = y
+        scalars, counters = _part(slot, persistent.scalars), _part(slot, persistent.counters)
+        _part(slot, parts["constants"])[...] = 0
+        scalars[Scalar.LR], scalars[Scalar.LOSS_WEIGHT] = numbers.lr, numbers.loss_weight
+        scalars[Scalar.GRADIENT_SCALE], scalars[Scalar.FINITE] = numbers.gradient_scale, 1.0
+        scalars[Scalar.BIAS1], scalars[Scalar.BIAS2] = self._optimizer.bias_corrections(numbers.update)
+        counters[Counter.STEP_LOW], counters[Counter.STEP_HIGH] = numbers.step & 0xFFFFFFFF, numbers.step >> 32
+        counters[Counter.SEED], counters[Counter.RANK] = numbers.seed & 0xFFFFFFFF, numbers.rank
+
+
+def _part(slot: NDArray[np.uint8], value: Value) -> NDArray[Any]:
     """A value inside the bytes of its buffer."""
     return slot[value.offset : value.offset + value.spec.nbytes].view(value.spec.dtype).reshape(value.spec.shape)
 
 
-def require_pixels(x: NDArray[Any]) -> None:
-    """Refuse pixels of another type than the two that have one meaning."""
-    if x.dtype != np.uint8 and x.dtype.kind != "f":
-        raise UserError(
-            f"x has type {x.dtype}; pass float32 as the net shall see it, or uint8, which is scaled by 1/255"
-        )
-
-
-def write_pixels(destination: NDArray[Any], x: NDArray[Any]) -> None:
+def _write_pixels(destination: NDArray[Any], x: NDArray[Any]) -> None:
     """Fill the pinned pixels: float32 as it is, uint8 scaled by 1/255; any strides. No temporary batch is made."""
     if x.dtype == np.uint8:
         np.multiply(x, np.float32(1 / 255), out=destination, dtype=np.float32)

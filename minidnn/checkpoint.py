@@ -140,6 +140,9 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
             raise KeyError(name)
         return np.asarray(self._file.get_tensor(name))
 
+    def __contains__(self, name: object) -> bool:  # Mapping's own reads the tensor
+        return name in self._names
+
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._names))
 
@@ -196,6 +199,9 @@ class _Part(Mapping[str, NDArray[Any]]):
         if name not in self._names:
             raise KeyError(name)
         return self._whole[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -10,7 +10,8 @@ from minidnn.device.base import Device
 from minidnn.layers import Graph
 from minidnn.optim import Optimizer
 from minidnn.parallel.communicator import Communicator
-from minidnn.request import DEFAULT_OPTIMIZER, Request, prepare
+from minidnn.prepare import DEFAULT_OPTIMIZER, prepare
+from minidnn.request import LEAST_WORKSPACE_LIMIT, Request
 from minidnn.schedule.plan import Plan, PlanError, keep
 from minidnn.schedule.ranks import Strategy
 from minidnn.schedule.recipe import Recipe
@@ -88,9 +89,9 @@ def _compile(
 
     def leaner() -> tuple[int, int | None]:
         try:
-            return 1, request.with_workspace_limit(1).program(plan).reserved_bytes
+            return LEAST_WORKSPACE_LIMIT, request.with_least_workspace().program(plan).reserved_bytes
         except PlanError:
-            return 1, None
+            return LEAST_WORKSPACE_LIMIT, None
 
     budget = request.device_budget(memory)
     host_budget = None if host_memory is None else parse_bytes(host_memory, what="host_memory")

@@ -19,16 +19,13 @@ def make_executor(
     communicator: Communicator | None = None,
     capture: str = "auto",
 ) -> Executor:
-    """The executor of an allocator; with CUDA graphs where the device can capture and ``capture`` asks for it.
-
-    Of several ranks, ``"auto"`` runs the rows one by one.
-    """
+    """The executor of an allocator; with CUDA graphs where device and communicator can be captured, unless ``capture`` is off."""
     if allocator == "pool":
         from minidnn.pool_executor import PoolExecutor
 
         return PoolExecutor(program, device, gpu, precision, memory)
-    alone = communicator is None or communicator.size == 1
-    if hasattr(device, "capture") and (capture == "on" or (capture == "auto" and alone)):
+    capturable = hasattr(device, "capture") and (communicator is None or communicator.capturable)
+    if capturable and capture != "off":
         from minidnn.capture import CapturingExecutor
 
         return CapturingExecutor(program, device, gpu, precision, communicator=communicator)

@@ -28,9 +28,10 @@ from minidnn.schedule.program import Schedule
 from minidnn.schedule.simulate import live_curve
 from minidnn.schedule.verify import verify
 from minidnn.spec import BLOCK_BYTES, TensorSpec, round_up
+from minidnn.step_result import Measured
 
 if TYPE_CHECKING:
-    from minidnn.step import CompiledStep, Measured
+    from minidnn.step import CompiledStep
 
 Bytes = NDArray[np.uint8]
 
@@ -187,8 +188,6 @@ def compare(schedule: Schedule, measurement: Measurement, base_bytes: int, host_
 
 def measure_step(step: CompiledStep, x: NDArray[Any], y: NDArray[Any]) -> Measured:
     """Measure every schedule of a step on copies of its state, with the batch ``x, y`` cut to each schedule's size."""
-    from minidnn.step import Measured
-
     peak = host_peak = 0
     seconds = 0.0
     for name, schedule in step.program.schedules.items():

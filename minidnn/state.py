@@ -15,8 +15,9 @@ from minidnn.layers.initial import initialise, parameter_generator
 from minidnn.layers.layout import from_torchvision, spatial_columns, to_torchvision
 from minidnn.precision import Precision
 from minidnn.scalars import INITIAL_SCALE
+from minidnn.schedule.blocks import slices
 from minidnn.schedule.instruction import Value
-from minidnn.schedule.persistent import Persistent, slices
+from minidnn.schedule.persistent import Persistent
 from minidnn.spec import TensorSpec
 
 LOSS_SCALING = "optimizer.loss_scaling"
@@ -93,13 +94,15 @@ class ModelState:
             for name, value in self._slot_values(slot).items()
         }
 
-    def load_optimizer(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take the state of every slot. Loss scaling begins anew where the state comes from a run without it."""
-        state = dict(state)
-        scaling = state.pop(LOSS_SCALING, None)
+    def load_optimizer(self, state: Mapping[str, NDArray[Any]], beside: tuple[str, ...] = ()) -> None:
+        """Take the state of every slot; ``beside``: names that are not looked at.
+
+        Loss scaling begins anew where the state comes from a run without it.
+        """
+        scaling = state.get(LOSS_SCALING)
         prefixes = {f"optimizer.{slot}.": self._slot_values(slot) for slot in self._persistent.optimizer.slots}
         names = {prefix + name: prefix for prefix, values in prefixes.items() for name in values}
-        self._load("the optimizer state", names, prefixes, state)
+        self._load("the optimizer state", names, prefixes, state, (LOSS_SCALING, *beside))
         if scaling is not None and self._persistent.scaling is not None:
             self._write(self._persistent.scaling, scaling)
 
@@ -109,12 +112,23 @@ class ModelState:
         names: Mapping[str, str],
         groups: Mapping[str, Mapping[str, Value]],
         state: Mapping[str, NDArray[Any]],
+        beside: tuple[str, ...] = (),
     ) -> None:
-        """Write ``state[name]`` into the value of ``name`` without its prefix, after all names and shapes are checked."""
-        arrays = self._checked(what, names, groups, state)
+        """Write ``state[name]`` into the value of ``name`` without its prefix, after all names and shapes are checked.
+
+        One array at a time: ``state`` may be a file larger than the host's memory.
+        """
+        values = self._checked(what, names, groups, state, beside)
         self._executor.device.synchronize()
-        for value, array in arrays.values():
-            self._write(value, array)
+        for name, value in values.items():
+            self._write(value, self._ours(name.removeprefix(names[name]), state[name]))
+
+    def _ours(self, name: str, array: Any) -> NDArray[Any]:
+        """An array of a file in our layout; as it is where its shape cannot be that of ``name``."""
+        try:
+            return from_torchvision(name, np.asarray(array), self._spatial)
+        except ValueError:
+            return np.asarray(array)
 
     def _checked(
         self,
@@ -122,10 +136,11 @@ class ModelState:
         names: Mapping[str, str],
         groups: Mapping[str, Mapping[str, Value]],
         state: Mapping[str, NDArray[Any]],
-    ) -> dict[str, tuple[Value, NDArray[Any]]]:
-        """For every name its value and its array in our layout. Raises UserError for names and shapes that do not fit."""
+        beside: tuple[str, ...] = (),
+    ) -> dict[str, Value]:
+        """For every name its value. Raises UserError for names and shapes that do not fit; does not look at ``beside``."""
         missing = [name for name in names if name not in state]
-        unexpected = [name for name in state if name not in names]
+        unexpected = sorted(state.keys() - {*names, *beside})
         if missing or unexpected:
             parts = (
                 [f"lacks {missing[0]!r}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")]
@@ -135,19 +150,14 @@ class ModelState:
             if unexpected:
                 parts.append(f"has {unexpected[0]!r}, which this net does not; {nearest(unexpected[0], names)}")
             raise UserError(f"{what} {' and '.join(parts)}")
-        arrays = {}
+        values = {}
         for full, prefix in names.items():
             name = full.removeprefix(prefix)
-            value = groups[prefix][name]
-            try:
-                array = from_torchvision(name, np.asarray(state[full]), self._spatial)
-            except ValueError:
-                array = np.asarray(state[full])
-            if array.shape != value.spec.shape:
+            value = values[full] = groups[prefix][name]
+            if self._ours(name, state[full]).shape != value.spec.shape:
                 ours = to_torchvision(name, np.empty(value.spec.shape, np.uint8), self._spatial).shape
                 raise UserError(f"{full!r} has shape {np.shape(state[full])} in {what}, this net wants {ours}")
-            arrays[full] = (value, array)
-        return arrays
+        return values
 
     def logits(self, parity: int, offset: int) -> NDArray[np.float32]:
         """Logits in the pinned result slot."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from idle import busy_seconds, by_kernel, host_seconds, row_times
+from idle import busy_seconds, by_kernel, furthest_from_floor, host_seconds, row_times
 
 import minidnn
 import models
@@ -30,6 +30,7 @@ from minidnn.metrics import provenance, write_json
 from minidnn.precision import PRECISIONS
 from minidnn.schedule.recipe import Recipe
 
+SHOWN = 24  # rows far from their floor that are printed; the JSON file has more
 OPTIMIZER = minidnn.SGD(lr=0.01, momentum=0.9, weight_decay=1e-4)
 
 
@@ -64,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--fusions", nargs="*", metavar="NAME", help="default: all that pay; none: --fusions without a name")
     add("--recipe", metavar="FILE", help="replay a recipe instead of measuring engines")
     add(
-        "--kernels", action="store_true", help="also the time of every kernel, and what share of a step the GPU is idle"
+        "--kernels",
+        action="store_true",
+        help="also the time of every kernel, the rows furthest from their floor, and the share of a step the GPU is idle",
     )
     add("--idle", action="store_true", help="the share alone")
     add("--steps", type=int, default=20)
@@ -167,7 +170,8 @@ def ours(graph: Graph, precision: str, args: argparse.Namespace) -> dict[str, An
     if args.kernels or args.idle:
         times = row_times(step)
         found |= {"busy_seconds": (busy := busy_seconds(step, times)), "idle_share": 1 - busy / median}
-        found |= {"kernels_seconds": by_kernel(step, times)} if args.kernels else {}
+        if args.kernels:
+            found |= {"kernels_seconds": by_kernel(step, times), "furthest": furthest_from_floor(step, times)}
     step.close()
     return found
 
@@ -185,6 +189,13 @@ def line(row: dict[str, Any]) -> str:
         text += f"\n    kernels {mine['busy_seconds'] * 1e3:.2f} ms one by one: GPU idle {mine['idle_share']:.1%}"
     for name, (seconds, count) in mine.get("kernels_seconds", {}).items():
         text += f"\n    {name:<40} {seconds * 1e3:8.3f} ms in {count} rows"
+    for entry in mine.get("furthest", ())[:SHOWN]:
+        seconds, count = entry["seconds"], entry["rows"]
+        text += (
+            f"\n    {entry['first']:<28} {entry['kernel']:<36} {count:>2} x {seconds * 1e6:7.1f} us, floor "
+            f"{entry['floor_seconds'] * 1e6:6.1f} us: {entry['bytes'] / seconds / 1e12:5.2f} TB/s, "
+            f"{entry['flops'] / seconds / 1e12:6.1f} TFLOP/s"
+        )
     return text
 
 

@@ -19,7 +19,8 @@ from minidnn.commandline import Parser, add_model, complete, run
 from minidnn.defaults import known_facts
 from minidnn.errors import UserError
 from minidnn.metrics import provenance, write_json
-from minidnn.request import Request, prepare
+from minidnn.prepare import prepare
+from minidnn.request import Request
 from minidnn.schedule.plan import keep
 from minidnn.schedule.text import human_bytes
 from minidnn.trainer import unusable_tail

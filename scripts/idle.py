@@ -63,6 +63,33 @@ def by_kernel(step: minidnn.CompiledStep, times: dict[str, float]) -> dict[str, 
     return dict(sorted(found.items(), key=lambda entry: -entry[1][0]))
 
 
+def furthest_from_floor(step: minidnn.CompiledStep, times: dict[str, float], most: int = 40) -> list[dict[str, Any]]:
+    """The kinds of row that take longest beyond what bytes and operations ask for, all rows of a kind together.
+
+    The floor is max(bytes moved / bandwidth, operations / rate) of the step's profile; launches are not in it.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for row in step.program["train"].rows:
+        if row.stream != COMPUTE or (seconds := times.get(key_of(row))) is None or not row.kernel:
+            continue
+        entry = found.setdefault(
+            key_of(row),
+            {
+                "kernel": row.kernel, "first": row.target, "rows": 0, "seconds": seconds, "bytes": row.moved_bytes,
+                "flops": row.flops, "floor_seconds": floor_seconds(step, row), "operands": row_key(row),
+            },
+        )  # fmt: skip
+        entry["rows"] += 1
+    beyond = {key: entry["rows"] * (entry["seconds"] - entry["floor_seconds"]) for key, entry in found.items()}
+    return [found[key] for key in sorted(found, key=lambda key: -beyond[key])[:most]]
+
+
+def floor_seconds(step: minidnn.CompiledStep, row: Instruction) -> float:
+    """What the profile's rates say that a row takes at least."""
+    gpu = step.gpu
+    return max(row.moved_bytes / gpu.bytes_per_second(), row.flops / gpu.flops_per_second(step.precision.name))
+
+
 def busy_seconds(step: minidnn.CompiledStep, times: dict[str, float]) -> float:
     """Sum of the own times of all rows of ``compute``."""
     return sum(seconds for seconds, _ in by_kernel(step, times).values())

@@ -19,6 +19,7 @@ from minidnn.device.cuda_libraries import describe_gpu
 from minidnn.errors import UserError
 from minidnn.layers import BatchNorm, Graph, SoftmaxCrossEntropy
 from minidnn.optim import SGD, Adam, Optimizer
+from minidnn.parallel.agree import compare
 from minidnn.parallel.communicator import Communicator
 from minidnn.parallel.step import ParallelStep
 from minidnn.schedule.instruction import Op
@@ -307,6 +308,8 @@ def load_data(job: Job) -> tuple[Job, Splits]:
     splits = load(args.data, image_size=args.image_size, seed=args.seed)
     stored = Facts.of(splits.train)
     facts = stored if args.image_size is None else stored._replace(height=job.facts.height, width=job.facts.width)
+    if isinstance(job.step, ParallelStep):  # else some ranks would compile again, and the others wait for them
+        compare(job.step.communicator, {"training data": describe_facts(facts)})
     if facts == job.facts:
         return job, splits
     job.step.close()
@@ -314,6 +317,12 @@ def load_data(job: Job) -> tuple[Job, Splits]:
     if isinstance(job.step, ParallelStep):
         team = {"communicator": job.step.communicator, "strategy": job.step.ranks.strategy}
     return assemble(args, device=job.device, facts=facts, **team), splits
+
+
+def describe_facts(facts: Facts) -> str:
+    """The sizes of a data set."""
+    sizes = f"{facts.train:,} training images of {facts.height}x{facts.width}x{facts.channels}"
+    return f"{sizes} in {facts.classes} classes"
 
 
 def read_json(path: str) -> dict[str, Any]:

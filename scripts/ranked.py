@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import layup
+import minidnn
+import models
 from job import Job
-from minidnn.checkpoint import Progress
+from minidnn.checkpoint import Checkpoint, Progress, newest
 from minidnn.data import Batches, Splits
 from minidnn.errors import UserError
 from minidnn.metrics import MetricsLog
 from minidnn.parallel.agree import checksum, compare
-from minidnn.parallel.launch import place
+from minidnn.parallel.launch import is_first, place
 from minidnn.parallel.step import ParallelStep
 from minidnn.parallel.team import Team, gather
 from minidnn.schedule.ranks import Strategy, share
@@ -26,6 +31,12 @@ from minidnn.trainer import Outcome
 from runfolder import RunFolder, choose_folder
 
 T = TypeVar("T")
+FILES = ("weights", "plan", "recipe")
+"""Options whose value is a path, which can differ between hosts; what is read from there is compared where it is used."""
+OF_A_HOST = ("output", "resume", "profile", "workers")
+"""Options that can differ between hosts."""
+OTHERS_SECONDS = 3.0
+"""After which a launcher has ended a rank, if another one has failed."""
 
 
 class Silent(Screen):
@@ -74,18 +85,69 @@ def start(args: Namespace) -> Team | None:
 
     team = once(work)
     if team is not None:
+        try:
+            compare(team.communicator, in_common(args))
+        except Exception as error:
+            team.fail(error)
+            raise
         args.device = team.device
     return team
 
 
+def in_common(args: Namespace) -> dict[str, str]:
+    """What all ranks must have been given alike: the program, the options, and where training begins.
+
+    Files may lie elsewhere on another host: of those, only whether they are given is compared.
+    """
+    files = (__file__, *(package.__file__ for package in (minidnn, layup, models)))
+    program = sources(*(Path(file).parent for file in files if file is not None))
+    facts = {"program": f"version {minidnn.__version__}, sources {program}"}
+    for name, value in vars(args).items():
+        if name in OF_A_HOST:
+            continue
+        if name == "data" and value is not None and value.partition(":")[0] != "synthetic":
+            value = value.partition(":")[0]
+        text = "nothing" if value is None else "a file" if name in FILES else str(value)
+        facts[f"option --{name.replace('_', '-')}"] = text
+    return facts | {"checkpoint to go on from": begin_of(args)}
+
+
+def sources(*folders: Path) -> str:
+    """Twelve hexadecimal digits that name a program: the Python files of some folders."""
+    found = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            found.update(f"{folder.name}/{path.relative_to(folder).as_posix()}".encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def begin_of(args: Namespace) -> str:
+    """What there is behind ``--resume``. Raises UserError for a damaged checkpoint."""
+    path = newest(Path(args.output)) if args.resume == "auto" and args.output else Path(args.resume or "")
+    if path is None or not path.is_file():
+        return "none"
+    with Checkpoint(path) as checkpoint:
+        done = checkpoint.metadata.progress
+    return f"one of epoch {done.epoch}, batch {done.batch}, {done.steps} steps in all"
+
+
 def once(work: Callable[[], T]) -> T:
-    """Do what fails alike on all ranks, before they can tell each other: the others leave the complaint to rank 0."""
+    """Do what mostly fails alike on all ranks, before they can tell each other: rank 0 complains for all.
+
+    Launchers end the whole job with the first process that ends badly, except Slurm's. Who is alive a while later has made
+    a mistake of its own, and says so.
+    """
     try:
         return work()
     except UserError as error:
-        if place(os.environ).rank == 0:
+        if is_first(os.environ):
             raise
-        time.sleep(1.0)  # launchers end the whole job with the first process that ends badly
+        time.sleep(OTHERS_SECONDS)
+        with suppress(UserError):  # the mistake may be the environment itself
+            here = place(os.environ)
+            if here.launcher != "Slurm":
+                print(f"error: rank {here.rank}: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
 
 

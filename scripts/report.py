@@ -20,10 +20,12 @@ from minidnn.commandline import TRAINING, Parser, add_memory, add_model, run
 from minidnn.defaults import known_facts
 from minidnn.errors import DoesNotFit, UserError
 from minidnn.parallel.inprocess import InProcess
-from minidnn.request import Request, prepare
+from minidnn.prepare import prepare
+from minidnn.request import Request
 from minidnn.schedule.plan import Plan
 from minidnn.schedule.timing import schedule_times
-from minidnn.step import CompiledStep, Measured
+from minidnn.step import CompiledStep
+from minidnn.step_result import Measured
 from minidnn.trace import TracedSchedule, write_trace
 from minidnn.trainer import unusable_tail
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 
+from layup.clock import clock
+from layup.copies import Moves
 from layup.cost import Costs
-from layup.estimate import OFFLOAD, Decisions, Moves, clock, needs, timed_plan
+from layup.needs import OFFLOAD, Decisions, needs
+from layup.timed_plan import timed_plan
 from minidnn.schedule.plan import Plan
 
 

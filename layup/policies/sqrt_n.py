@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from layup.checkpoints import checkpoints, crossing
 from layup.context import Context
-from layup.estimate import KEEP, RECOMPUTE, to_plan
+from layup.needs import KEEP, RECOMPUTE
+from layup.timed_plan import to_plan
 from minidnn.schedule.plan import Plan
 
 KNOB = True

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from layup.context import Context
 from layup.cost import Costs
-from layup.estimate import to_plan
+from layup.timed_plan import to_plan
 from minidnn.schedule.plan import Decision, Plan
 
 KNOB = False

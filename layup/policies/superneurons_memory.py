@@ -9,8 +9,8 @@ Source: Wang et al. 2018 (PPoPP), "SuperNeurons: dynamic GPU memory management f
 from __future__ import annotations
 
 from layup.context import Context
-from layup.estimate import to_plan
 from layup.policies.superneurons import by_type
+from layup.timed_plan import to_plan
 from minidnn.schedule.plan import Plan
 
 KNOB = False

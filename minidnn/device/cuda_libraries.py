@@ -76,15 +76,18 @@ def require_gpu(runtime: Any, index: int, precision: str = "fp32") -> dict[str, 
 
 
 def describe_gpu(name: str) -> str:
-    """The name and the free memory of the GPU ``"cuda:0"``. Raises UserError, one sentence, where it cannot be used."""
+    """The name and the free memory of the GPU ``"cuda:0"``. Raises UserError, one sentence, where it cannot be used.
+
+    The GPU stays the current one of this thread: setting another back would leave a context on that.
+    """
     index = parse_device(name)
     cupy = import_cupy()
     runtime = cupy.cuda.runtime
     properties = require_gpu(runtime, index)
     if importlib.util.find_spec("cudnn") is None:
         raise UserError(f"CUDA needs the cuDNN frontend, which is not installed: {INSTALL}")
-    with cupy.cuda.Device(index):
-        free, total = runtime.memGetInfo()
+    cupy.cuda.Device(index).use()
+    free, total = runtime.memGetInfo()
     return f"{properties['name'].decode()}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from minidnn.errors import UserError
 from minidnn.kernels.base import Array, Pair
+from minidnn.kernels.cuda_folded import copies_bytes, run_folded
 from minidnn.kernels.cuda_launch import (
     SCRATCH_BYTES,
     SINGLE,
@@ -27,6 +28,7 @@ from minidnn.kernels.problem import (
     BIAS,
     BLAS_ENGINE,
     FILTER,
+    FOLDED,
     IMAGE,
     LEFT,
     OUTPUT,
@@ -119,7 +121,7 @@ def _by_library(
 ) -> Work:
     """Bind an engine of cuDNN or cuBLAS, in the workspace that the recipe provides."""
     if options["engine"] != BLAS_ENGINE:
-        nbytes = on.cudnn.plan(problem, options).workspace_bytes
+        nbytes = copies_bytes(problem, options) + on.cudnn.plan(problem, options).workspace_bytes
     elif on.cudnn.blas is None:
         raise UserError("the recipe names cuBLAS, which is not installed here; leave --recipe out to choose anew")
     else:
@@ -138,6 +140,9 @@ def bind_engine(
     """Bind an engine of cuDNN or cuBLAS to addresses."""
     if options["engine"] == BLAS_ENGINE:
         work: Work = on.cudnn.blas.run(on, problem, options, pointers, workspace)
+    elif FOLDED in options:
+        assert isinstance(problem, Convolution)
+        work = run_folded(on, problem, options, pointers, workspace)
     else:
         work = on.cudnn.run(on.cudnn.plan(problem, options), pointers, workspace)
     return work

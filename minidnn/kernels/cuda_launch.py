@@ -36,7 +36,10 @@ WITHOUT_SCRATCH = frozenset(
 """Kernels that use neither the scratch nor cuDNN: they may run on a stream that has none, beside ``compute``."""
 THREADS = 256
 FINAL_CHANNELS, FINAL_LANES = 32, 32  # shape of a block that adds partial sums; as in common.cuh
-MOST_BLOCKS = 1024  # of a reduction: about eight for each multiprocessor of a large GPU
+MOST_BLOCKS = (
+    264  # of a reduction: all of them at once on a GPU of 132 multiprocessors, so that none waits for a second turn
+)
+ROW_BLOCKS = 2048  # of a kernel that walks rows and joins nothing
 MOST_COLUMNS, LEAST_COLUMNS = 32, 8  # threads across channels: 512 and 128 neighbouring bytes
 LONGEST_GRID = 65535  # blocks along y
 
@@ -158,7 +161,7 @@ class Launcher:
         rows, channels = rows_of(x)
         columns, lanes = block_shape(channels, by.width)
         across = -(-channels // (columns * by.width))
-        down = min(-(-rows // (2 * lanes)), max(1, 2 * MOST_BLOCKS // across), LONGEST_GRID)
+        down = min(-(-rows // (2 * lanes)), max(1, ROW_BLOCKS // across), LONGEST_GRID)
         return self.launch(source, name, str(x.dtype), by, (across, down), (columns, lanes), arguments)
 
     def reduction(

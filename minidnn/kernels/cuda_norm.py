@@ -21,6 +21,7 @@ from minidnn.kernels.cuda_launch import (
     int32,
     int64,
     rows_of,
+    structure,
 )
 from minidnn.scalars import Scalar
 
@@ -34,7 +35,7 @@ def batch_norm_statistics(on: Launcher, mean: Array, rstd: Array, x: Array, *, e
     return on.reduction(
         "norm", names, 2, rows, channels, str(x.dtype), access(x, extents=(channels,)), [x, int64(rows), int32(channels)],
         lambda blocks, lanes: [
-            mean, rstd, ctypes.c_void_p(on.scratch), int64(rows), *map(int32, (channels, blocks, lanes)), float64(eps)
+            mean, rstd, ctypes.c_void_p(on.scratch), int64(rows), int32(channels), cut(rows, blocks, lanes), float64(eps)
         ],
     )  # fmt: skip
 
@@ -50,10 +51,16 @@ def batch_norm_statistics_running(
     return on.reduction(
         "norm", names, 2, rows, channels, str(x.dtype), access(x, extents=(channels,)), [x, int64(rows), int32(channels)],
         lambda blocks, lanes: [
-            mean, rstd, *averages, ctypes.c_void_p(on.scratch), int64(rows), *map(int32, (channels, blocks, lanes)),
+            mean, rstd, *averages, ctypes.c_void_p(on.scratch), int64(rows), int32(channels), cut(rows, blocks, lanes),
             *constants,
         ],
     )  # fmt: skip
+
+
+def cut(rows: int, blocks: int, lanes: int) -> Any:
+    """``Cut`` of common.cuh: how many rows each of ``blocks`` blocks visits, ``lanes`` at a time."""
+    groups, rest = divmod(rows, lanes)
+    return structure(blocks, lanes, groups // blocks * lanes, groups % blocks, rest)
 
 
 def batch_norm_apply(on: Launcher, y: Array, x: Array, mean: Array, rstd: Array, weight: Array, bias: Array) -> Work:

@@ -14,23 +14,9 @@ from functools import partial
 from typing import Any
 
 from minidnn.errors import UserError
-from minidnn.kernels.problem import (
-    BIAS,
-    FILTER,
-    FIRST,
-    IMAGE,
-    LEFT,
-    OUTPUT,
-    OWN,
-    PRODUCT,
-    RIGHT,
-    Convolution,
-    Problem,
-    Product,
-    Shape,
-    operand_shapes,
-    split,
-)
+from minidnn.kernels.cuda_folded import folded_engines
+from minidnn.kernels.cudnn_graphs import OperationGraphs
+from minidnn.kernels.problem import FIRST, FOLDED, OWN, Problem, Product, folded, split
 from minidnn.schedule.recipe import Engine
 
 Work = Callable[[], None]
@@ -83,13 +69,13 @@ class Cudnn:
 
         self._cudnn = cudnn
         self._refuse = refuse
-        self._single = precision == "fp32"
+        self.single = precision == "fp32"
         self.blas: Any = None  # a ``cuda_columns.BlasEngines``, where there is cuBLAS
         self._plans: dict[Any, Plan] = {}
         self._choices: dict[tuple[Problem, int | None], Engine] = {}
         self.handle: int = cudnn.create_handle()
         cudnn.set_stream(handle=self.handle, stream=stream)
-        note, kind = cudnn.numerical_note, cudnn.data_type
+        note = cudnn.numerical_note
         self.restrictions = (
             f"{precision} deterministic={deterministic}"  # what decides besides a problem which engines may be
         )
@@ -99,7 +85,7 @@ class Cudnn:
         if deterministic:
             self._barred.append(note.NONDETERMINISTIC)
         self._refusals = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
-        self._types = {"float32": kind.FLOAT, "float16": kind.HALF, "bfloat16": kind.BFLOAT16}
+        self._graphs = OperationGraphs(cudnn)
 
     def versions(self) -> dict[str, str]:
         """Versions of the frontend and of the library behind it."""
@@ -155,7 +141,7 @@ class Cudnn:
         if self.refuses(problem):
             return
         if (
-            isinstance(problem, Product) and self._single
+            isinstance(problem, Product) and self.single
         ):  # cuDNN's only engine computes that in TF32, whatever is barred
             yield from self.others(problem, workspace_limit)
             return
@@ -169,14 +155,18 @@ class Cudnn:
         yield from self.others(problem, workspace_limit)
 
     def others(self, problem: Problem, workspace_limit: int | None) -> Iterator[Engine]:
-        """The engines of cuBLAS."""
-        if self.blas is not None and not self.refuses(problem):
+        """The engines of cuBLAS, and cuDNN's own on folded operands, which need tensor cores to pay."""
+        if self.refuses(problem):
+            return
+        if self.blas is not None:
             yield from self.blas.engines(problem, workspace_limit)
+        if not self.single:
+            yield from folded_engines(self, problem, workspace_limit)
 
     def candidates(self, problem: Problem, workspace_limit: int | None) -> Iterator[tuple[tuple[str, int], ...]]:
         """Engines with their knobs, as options of a recipe's ``Engine``, best first by cuDNN's heuristics. Each one builds."""
         try:
-            graph = self._operation(problem)
+            graph = self._graphs.build(problem, self.handle)
         except self._refusals:  # no engine takes these shapes at all
             return
         for number in self._buildable(graph, workspace_limit):
@@ -186,7 +176,10 @@ class Cudnn:
                 yield tuple(sorted({"engine": int(engine), **named}.items()))
 
     def plan(self, problem: Problem, options: Mapping[str, int]) -> Plan:
-        """Build the plan of an engine and its knobs. Raises UserError if this cuDNN, on this GPU, has no such engine."""
+        """Build the plan of an engine and its knobs, folded where they say so.
+
+        Raises UserError if this cuDNN, on this GPU, has no such engine.
+        """
         key = (problem, tuple(sorted(options.items())))
         if key not in self._plans:
             try:
@@ -199,7 +192,9 @@ class Cudnn:
         return self._plans[key]
 
     def _built(self, problem: Problem, options: Mapping[str, int]) -> Plan:
-        graph, number = self._operation(problem), 0
+        if FOLDED in options:
+            problem = folded(problem, options[FOLDED])
+        graph, number = self._graphs.build(problem, self.handle), 0
         if options["engine"] == FIRST:
             number = next(self._buildable(graph, options["limit"]), -1)
             if number < 0:
@@ -222,60 +217,6 @@ class Cudnn:
         assert all(pointer % ALIGNMENT == 0 for pointer in pointers.values()), "cuDNN's operands are 16-byte aligned"
         return PlanRun(plan, self.handle, pointers, workspace)
 
-    def _operation(self, problem: Problem) -> Any:
-        return self._matmul(problem) if isinstance(problem, Product) else self._convolution(problem)
-
-    def _convolution(self, problem: Convolution) -> Any:
-        """The operation graph of a convolution. Groups are implied by the channels of the weight."""
-        graph = self._graph(problem.dtype)
-        window = {"padding": list(problem.padding), "stride": list(problem.stride), "dilation": list(problem.dilation)}
-        shapes = operand_shapes(problem)
-        result = {"forward": OUTPUT, "forward_relu": OUTPUT, "backward_data": IMAGE, "backward_weight": FILTER}[
-            problem.direction
-        ]
-        given = {
-            number: graph.tensor(
-                uid=number, dim=_dims(shape), stride=_strides(shape), data_type=self._types[problem.dtype]
-            )
-            for number, shape in shapes.items()
-            if number != result
-        }
-        if problem.direction == "forward":
-            out = graph.conv_fprop(image=given[IMAGE], weight=given[FILTER], **window)
-        elif problem.direction == "forward_relu":
-            sums = graph.conv_fprop(image=given[IMAGE], weight=given[FILTER], **window)
-            out = graph.relu(input=graph.bias(input=sums, bias=given[BIAS]))
-        elif problem.direction == "backward_data":
-            out = graph.conv_dgrad(loss=given[OUTPUT], filter=given[FILTER], **window)
-        else:
-            out = graph.conv_wgrad(image=given[IMAGE], loss=given[OUTPUT], **window)
-        return self._finish(graph, out, result, _dims(shapes[result]), _strides(shapes[result]), problem.dtype)
-
-    def _matmul(self, p: Product) -> Any:
-        """The operation graph of a matrix product."""
-        graph, kind = self._graph(p.dtype), self._types[p.dtype]
-        a_stride, b_stride = [p.rows * p.depth, p.a_row, p.a_depth], [p.depth * p.columns, p.b_depth, p.b_column]
-        a = graph.tensor(uid=LEFT, dim=[1, p.rows, p.depth], stride=a_stride, data_type=kind)
-        b = graph.tensor(uid=RIGHT, dim=[1, p.depth, p.columns], stride=b_stride, data_type=kind)
-        dims, strides = [1, p.rows, p.columns], [p.rows * p.columns, p.columns, 1]
-        return self._finish(graph, graph.matmul(A=a, B=b), PRODUCT, dims, strides, p.dtype)
-
-    # -- graphs -----------------------------------------------------------------------------------------------------
-    def _graph(self, dtype: str) -> Any:
-        single = self._cudnn.data_type.FLOAT
-        return self._cudnn.pygraph(
-            io_data_type=self._types[dtype], intermediate_data_type=single, compute_data_type=single, handle=self.handle
-        )
-
-    def _finish(self, graph: Any, out: Any, number: int, dims: list[int], strides: list[int], dtype: str) -> Any:
-        out.set_output(True).set_uid(number)
-        out.set_dim(dims)
-        out.set_stride(strides)
-        out.set_data_type(self._types[dtype])
-        graph.validate()
-        graph.build_operation_graph()
-        return graph
-
     def _buildable(self, graph: Any, workspace_limit: int | None) -> Iterator[int]:
         """Numbers of the plans that the precision, determinism and the limit allow and that build, best first.
 
@@ -295,18 +236,6 @@ class Cudnn:
             except self._refusals:
                 continue
             yield number
-
-
-def _dims(shape: Shape) -> list[int]:
-    """cuDNN names dimensions in the order N, C, H, W, whatever the layout."""
-    n, h, w, c = shape
-    return [n, c, h, w]
-
-
-def _strides(shape: Shape) -> list[int]:
-    """The strides of our layout, N, H, W, C, in that order."""
-    _, h, w, c = shape
-    return [h * w * c, 1, w * c, c]
 
 
 def _first_line(error: Exception) -> str:

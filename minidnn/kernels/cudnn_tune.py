@@ -1,7 +1,8 @@
 """Autotuning: run the engines that cuDNN offers for a convolution direction or a matrix product and take the fastest.
 
 What it finds depends on the clock, so it may differ from run to run, and the bits with it: a recipe records it. Operands and
-workspace are allocated for the measurement and given back, so it belongs before a slab is opened.
+workspace are allocated for the measurement and given back, so it belongs before a slab is opened: at any time those of one
+problem and one engine.
 """
 
 from __future__ import annotations
@@ -12,24 +13,31 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minidnn.errors import UserError
 from minidnn.kernels.cuda_conv import bind_engine
+from minidnn.kernels.cuda_folded import copies_bytes
 from minidnn.kernels.cuda_launch import Launcher
 from minidnn.kernels.cudnn import Cudnn
-from minidnn.kernels.problem import OWN, SPLIT, Convolution, Problem, Product, operand_shapes, split
+from minidnn.kernels.problem import OWN, SPLIT, Convolution, Problem, Product, operand_shapes, result_of, split
 from minidnn.schedule.recipe import Engine
 
 MOST_CANDIDATES = 16
 TIMED_RUNS = 5
-GAIN = 0.97  # a later candidate must be this much faster: below lies the spread of the clock
+GAIN = 0.97  # of the time of another: what is not faster by this is as fast, by the spread of the clock
 HOPELESS = 1.3  # times as slow as the best so far: one run tells enough
+PATIENCE = (
+    5  # candidates in a row that are hopeless: those after them, which the heuristics think slower, are not tried
+)
+SINGLE_ERROR = 1e-4  # ten times what sums in another order cost, a third of what rounding to TF32 does
+LOADING_SECONDS = 0.1  # that a first run may take for its modules
 BLOCK_ELEMENTS = 1 << 18
 
 
@@ -67,6 +75,23 @@ class EngineCache:
 def cache_folder() -> Path:
     """Where engines are remembered: ``minidnn`` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minidnn"
+
+
+class SingleCheck:
+    """Whether engines compute in single precision, as they are asked to: some round to TF32 although tensor cores are barred.
+
+    What cuBLAS finds in its default arithmetic is what the others are compared with; without it all are taken at their word.
+    """
+
+    def __init__(self) -> None:
+        self._known: NDArray[np.float32] | None = None
+
+    def agrees(self, engine: Engine, found: NDArray[np.float32]) -> bool:
+        """``found``: what the engine has computed."""
+        if self._known is None:
+            self._known = found if engine.name == "cublas" else None
+            return True
+        return float(np.linalg.norm(found - self._known)) <= SINGLE_ERROR * float(np.linalg.norm(self._known))
 
 
 class Tuner:
@@ -110,26 +135,58 @@ class Tuner:
         if options.pop(SPLIT, None) and isinstance(problem, Convolution):
             problem = problem._replace(direction="forward")
         try:
-            return engine if self._cudnn.plan(problem, options).workspace_bytes == engine.workspace_bytes else None
+            nbytes = copies_bytes(problem, options) + self._cudnn.plan(problem, options).workspace_bytes
         except UserError:
             return None
+        return engine if nbytes == engine.workspace_bytes else None
 
     def _measured(self, problem: Problem, workspace_limit: int | None, dtype: Any) -> Iterator[tuple[Engine, float]]:
-        memory = {number: self._random(shape, dtype) for number, shape in operand_shapes(problem).items()}
-        pointers = {number: int(block.ptr) for number, block in memory.items()}
+        """Every engine that has room, with its time. The operands are given back at the end, however that comes."""
         others, least = list(self._cudnn.others(problem, workspace_limit)), math.inf
         offered = (engine for engine in self._cudnn.engines(problem, workspace_limit) if engine not in others)
-        for engine in (*others, *islice(offered, MOST_CANDIDATES)):
-            try:
-                workspace = self._cupy.cuda.Memory(engine.workspace_bytes) if engine.workspace_bytes else None
-            except (self._cupy.cuda.runtime.CUDARuntimeError, MemoryError):
-                continue
-            run = bind_engine(
-                self._launcher, problem, dict(engine.options), pointers, 0 if workspace is None else int(workspace.ptr)
-            )
-            seconds = self._seconds(run, least)
-            least = min(least, seconds)
-            yield engine, seconds
+        memory: dict[int, Any] = {}
+        try:
+            for number, shape in operand_shapes(problem).items():
+                memory[number] = self._random(shape, dtype)
+            pointers = {number: int(block.ptr) for number, block in memory.items()}
+            behind = -len(others)  # candidates of the heuristics' order in a row that were far behind
+            single = SingleCheck() if self._cudnn.single else None
+            for engine in (*others, *islice(offered, MOST_CANDIDATES)):
+                seconds = self._timed(problem, engine, pointers, least)
+                if seconds is None or (single and not single.agrees(engine, self._result(problem, memory))):
+                    continue
+                yield engine, seconds
+                behind = behind + 1 if behind < 0 or seconds > HOPELESS * least else 0
+                least = min(least, seconds)
+                if behind == PATIENCE:
+                    break
+        finally:  # a traceback that is kept would keep the operands
+            memory.clear()
+
+    def _timed(self, problem: Problem, engine: Engine, pointers: Mapping[int, int], least: float) -> float | None:
+        """The time of an engine, in a workspace that is given back before the next one's is taken; None if there is no room."""
+        workspace: Any = None
+        try:
+            if engine.workspace_bytes:
+                workspace = self._cupy.cuda.Memory(engine.workspace_bytes)
+        except (self._cupy.cuda.runtime.CUDARuntimeError, MemoryError):
+            return None
+        try:
+            address = 0 if workspace is None else int(workspace.ptr)
+            return self._seconds(bind_engine(self._launcher, problem, dict(engine.options), pointers, address), least)
+        finally:  # a traceback that is kept would keep it
+            workspace = None
+
+    def _result(self, problem: Problem, memory: Mapping[int, Any]) -> NDArray[np.float32]:
+        """The first numbers of what an engine has just computed."""
+        number = result_of(problem)
+        found = np.empty(min(math.prod(operand_shapes(problem)[number]), BLOCK_ELEMENTS), np.float32)
+        runtime = self._cupy.cuda.runtime
+        runtime.memcpyAsync(
+            found.ctypes.data, memory[number].ptr, found.nbytes, runtime.memcpyDeviceToHost, self._stream.ptr
+        )
+        self._stream.synchronize()
+        return found
 
     def _random(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Memory full of normal numbers: on zeros some engines are faster than on any real batch."""
@@ -147,24 +204,31 @@ class Tuner:
 
     def _seconds(self, run: Any, least: float) -> float:
         """Median time of a run, after one that loads its modules; of one run alone if that is far from ``least``."""
-        run()
+        first = self._once(run)
+        if first > HOPELESS * least + LOADING_SECONDS:
+            return first
         times: list[float] = []
         for _ in range(TIMED_RUNS):
-            begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
-            begin.record(self._stream)
-            run()
-            end.record(self._stream)
-            end.synchronize()
-            times.append(float(self._cupy.cuda.get_elapsed_time(begin, end)) / 1e3)
+            times.append(self._once(run))
             if times[0] > HOPELESS * least:
                 break
         return statistics.median(times)
 
+    def _once(self, run: Any) -> float:
+        begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+        begin.record(self._stream)
+        run()
+        end.record(self._stream)
+        end.synchronize()
+        return float(self._cupy.cuda.get_elapsed_time(begin, end)) / 1e3
+
 
 def best(measured: Iterator[tuple[Engine, float]]) -> Engine:
-    """The fastest engine; of equally fast ones the first. Our own where there is none."""
-    chosen, least = OWN, math.inf
-    for engine, seconds in measured:
-        if seconds < least * GAIN:
-            chosen, least = engine, seconds
-    return chosen
+    """Of the engines within ``GAIN`` of the fastest the first with the least workspace; our own where there is none."""
+    found = list(measured)
+    least = min((seconds for _, seconds in found), default=0.0)
+    return min((engine for engine, seconds in found if seconds * GAIN <= least), key=_workspace, default=OWN)
+
+
+def _workspace(engine: Engine) -> int:
+    return engine.workspace_bytes

@@ -16,6 +16,7 @@ OWN_ENGINE, FIRST, BLAS_ENGINE = -1, -2, -3
 option "limit"; cuBLAS."""
 OWN = Engine("direct", 0, (("engine", OWN_ENGINE),))  # our own kernel: slower, without workspace, and never refused
 SPLIT = "split"  # option of a forward_relu engine: convolution, bias and ReLU are three kernels
+FOLDED = "folded"  # option of cuDNN's engines: the window's columns are so many channels, those added being zero
 
 
 class Convolution(NamedTuple):
@@ -72,6 +73,26 @@ def operand_shapes(problem: Problem) -> dict[int, Shape]:
         return {LEFT: (rows, depth), RIGHT: (depth, columns), PRODUCT: (rows, columns)}
     shapes = {IMAGE: problem.x, FILTER: problem.weight, OUTPUT: problem.y}
     return shapes | {BIAS: (1, 1, 1, problem.y[3])} if problem.direction == "forward_relu" else shapes
+
+
+def folded(problem: Problem, channels: int) -> Convolution:
+    """A convolution with the columns of its window as channels: of a window of one column, at the outputs' places in a row."""
+    assert isinstance(problem, Convolution)
+    n, h, _, _ = problem.x
+    return problem._replace(
+        x=(n, h, problem.y[2], channels),
+        weight=(*problem.weight[:2], 1, channels),
+        stride=(problem.stride[0], 1),
+        padding=(problem.padding[0], 0),
+        dilation=(problem.dilation[0], 1),
+    )
+
+
+def result_of(problem: Problem) -> int:
+    """The number of the operand that is computed."""
+    if isinstance(problem, Product):
+        return PRODUCT
+    return {"backward_data": IMAGE, "backward_weight": FILTER}.get(problem.direction, OUTPUT)
 
 
 def own(problem: Problem) -> Engine:

@@ -54,13 +54,13 @@ def to_torchvision(name: str, array: NDArray[np.generic], spatial: Spatial) -> N
 
 
 def from_torchvision(name: str, array: NDArray[np.generic], spatial: Spatial) -> NDArray[np.generic]:
-    """The inverse of ``to_torchvision``, bit for bit."""
+    """The inverse of ``to_torchvision``, bit for bit; a view where that is enough, since files can be large."""
     if array.ndim == 4:
-        return np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+        return array.transpose(0, 2, 3, 1)
     if name in spatial:
         h, w, c = spatial[name]
         return _swap(array, (c, h, w), (-2, -1, -3))
-    return array.reshape(1).copy() if name.endswith(".num_batches_tracked") else array.copy()
+    return array.reshape(1) if name.endswith(".num_batches_tracked") else array
 
 
 def _swap(

@@ -28,7 +28,7 @@ def disagreement(facts: Sequence[Mapping[str, Any]]) -> str | None:
         others = [(rank, other.get(name)) for rank, other in enumerate(facts) if other.get(name) != value]
         if others:
             rank, other = others[0]
-            more = f" (and {len(others) - 1} more ranks)" if len(others) > 1 else ""
+            more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
             return (
                 f"the ranks do not agree on the {name}: rank 0 has {value}, rank {rank} has {other}{more}; start all ranks "
                 "with the same program, options and data"
@@ -42,9 +42,11 @@ def digest(value: Any) -> str:
 
 
 def checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Twelve hexadecimal digits that name arrays, to the bit."""
+    """Twelve hexadecimal digits that name arrays, to the bit. Looks at one array at a time."""
     found = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
+    for name in sorted(arrays):
+        array = arrays[name]
         found.update(f"{name}{array.dtype}{array.shape}".encode())
         found.update(np.ascontiguousarray(array).data)
+        del array  # before the next one is read
     return found.hexdigest()[:12]

@@ -58,7 +58,7 @@ class Gloo:
         try:
             return getattr(self._distributed, name)(*arguments)
         except RuntimeError as error:
-            raise PeerLost(f"rank {self.rank} lost another rank: {error}") from error
+            raise PeerLost(f"rank {self.rank} lost another rank: {str(error).partition(chr(10))[0]}") from error
 
     def _tensor(self, array: Any) -> Any:
         return self._torch.from_numpy(array.reshape(-1))

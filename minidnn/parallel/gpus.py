@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from minidnn.device.cuda_libraries import device_count, import_cupy, parse_device
 from minidnn.errors import UserError
+from minidnn.parallel.agree import compare
 from minidnn.parallel.communicator import Bootstrapped, Communicator
 from minidnn.parallel.inprocess import InProcess
 from minidnn.parallel.launch import Place
@@ -31,7 +32,10 @@ def own_device(communicator: Communicator, place: Place, device: str) -> str:
     ``auto`` stays where no rank has a GPU. Collective. Raises UserError on every rank, with one sentence, where ranks and
     GPUs do not go together.
     """
-    if device == "emulated" or communicator.size == 1:
+    if communicator.size == 1:
+        return device
+    compare(communicator, {"option --device": device})
+    if device == "emulated":
         return device
     if device != "auto" and parse_device(device):
         raise UserError(f"--device {device} on {communicator.size} ranks: each takes its own GPU; write --device cuda")

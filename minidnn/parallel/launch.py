@@ -65,6 +65,16 @@ def place(environ: Mapping[str, str]) -> Place:
     return found[0] if found else Place()
 
 
+def is_first(environ: Mapping[str, str]) -> bool:
+    """Whether this process is rank 0, as far as an environment can tell that may contradict itself.
+
+    Variables of MPI come before those of torchrun, which are the ones that are left over in a shell.
+    """
+    names = [_VARIABLES[launcher][:2] for launcher in ("Open MPI", "MPICH", "torchrun", "Slurm")]
+    found = [environ[rank] for rank, size in names if rank in environ and size in environ]
+    return not found or found[0] == "0"
+
+
 def _place(launcher: str, names: tuple[str, ...], values: tuple[str | None, ...], environ: Mapping[str, str]) -> Place:
     numbers = [_number(name, value) for name, value in zip(names, values, strict=True)]
     rank, size = numbers[0] or 0, numbers[1] or 0

@@ -46,6 +46,7 @@ class Nccl(Bootstrapped):
             identity = bootstrap.exchange(self._nccl.get_unique_id() if self.rank == 0 else None)[0]
             opened[gpu] = self._nccl.NcclCommunicator(self.size, identity, self.rank)
         self._comm: Any = opened[gpu]
+        self._own_gpu = cupy.cuda.Device(gpu)
         if any(fresh):
             self._connect(cupy)
             self.signs.checks.append(self.check)
@@ -115,7 +116,8 @@ class Nccl(Bootstrapped):
 
     def abort(self, reason: str) -> None:
         """Abort NCCL's calls under way, which can hang itself, and tell all ranks."""
-        aborting = threading.Thread(target=self._comm.abort, daemon=True)
+        # A new thread has GPU 0, and NCCL would leave a context there when it sets that back.
+        aborting = threading.Thread(target=lambda: (self._own_gpu.use(), self._comm.abort()), daemon=True)
         aborting.start()
         aborting.join(ABORT_SECONDS)
         super().abort(reason)

@@ -16,9 +16,10 @@ from minidnn.layers import Graph
 from minidnn.layers.layout import to_torchvision
 from minidnn.parallel.communicator import Communicator
 from minidnn.precision import Precision
+from minidnn.schedule.blocks import slices
 from minidnn.schedule.flats import Line
 from minidnn.schedule.instruction import Value
-from minidnn.schedule.persistent import Persistent, slices
+from minidnn.schedule.persistent import Persistent
 from minidnn.state import LOSS_SCALING, ModelState
 
 
@@ -45,9 +46,9 @@ class ParallelState(ModelState):
             for strip in shared.made:
                 self._write(strip.whole, self._read(self._persistent.scaling))
         for line in self._persistent.lines:
-            if "master" in line.slot_dtypes:
+            if (own := line.slots.get("master")) is not None:
                 whole = self._executor.device.get(self._executor.view(line.weights.whole))
-                self._scatter(line, "master", np.asarray(whole, line.slot_dtypes["master"]))
+                self._write(own.whole, np.asarray(whole[slice(*line.owned)], line.slot_dtypes["master"]))
 
     # -- whole lines ------------------------------------------------------------------------------------------------
     def _whole(self, line: Line, slot: str) -> NDArray[Any]:
@@ -61,10 +62,13 @@ class ParallelState(ModelState):
                 whole[begin:end] = part
         return whole
 
-    def _scatter(self, line: Line, slot: str, whole: NDArray[Any]) -> None:
-        """Keep this rank's part of a whole slot."""
-        if slot in line.slots:
-            self._write(line.slots[slot].whole, whole[slice(*line.owned)])
+    def _write_own(self, line: Line, slot: str, value: Value, array: NDArray[Any]) -> None:
+        """Of one parameter's part of a slot, keep what this rank owns. What lies between parameters is zero and stays so."""
+        begin = value.offset // np.dtype(line.slot_dtypes[slot]).itemsize
+        first, end = max(begin, line.owned[0]), min(begin + value.spec.size, line.owned[1])
+        if first < end:
+            part = line.slots[slot].part(first - line.owned[0], end - line.owned[0])
+            self._write(part, array.reshape(-1)[first - begin : end - begin])
 
     def _line_values(self, line: Line, slot: str) -> dict[str, Value]:
         """Where each parameter stands in the whole of a slot."""
@@ -95,9 +99,8 @@ class ParallelState(ModelState):
         super().load_parameters(state)
         for line in self._persistent.lines:
             if "master" in line.slot_dtypes:
-                values = self._line_values(line, "master")
-                entries = self._checked("the state", dict.fromkeys(self._parameters, ""), {"": self._truth}, state)
-                self._scatter(line, "master", _joined(line, "master", {n: (values[n], entries[n][1]) for n in values}))
+                for name, value in self._line_values(line, "master").items():
+                    self._write_own(line, "master", value, self._ours(name, state[name]))
 
     def optimizer(self) -> dict[str, NDArray[Any]]:
         """State of every slot but the master weights, whole. Collective."""
@@ -111,18 +114,17 @@ class ParallelState(ModelState):
                     found[f"optimizer.{slot}.{name}"] = to_torchvision(name, _cut(whole, value), self._spatial)
         return found
 
-    def load_optimizer(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def load_optimizer(self, state: Mapping[str, NDArray[Any]], beside: tuple[str, ...] = ()) -> None:
         """Take the whole state of every slot, the same on every rank; keep this rank's part."""
-        lines, state = self._persistent.lines, dict(state)
-        scaling = state.pop(LOSS_SCALING, None)
+        scaling = state.get(LOSS_SCALING)
         groups = {f"optimizer.{slot}.": self._merged(slot) for slot in self._persistent.optimizer.slots}
         names = {prefix + name: prefix for prefix, values in groups.items() for name in values}
-        entries = self._checked("the optimizer state", names, groups, state)
+        self._checked("the optimizer state", names, groups, state, (LOSS_SCALING, *beside))
         self._executor.device.synchronize()
         for slot in self._persistent.optimizer.slots:
-            for line in lines:
-                mine = {n: entries[f"optimizer.{slot}.{n}"] for n in self._line_values(line, slot)}
-                self._scatter(line, slot, _joined(line, slot, mine))
+            for line in self._persistent.lines:
+                for name, value in self._line_values(line, slot).items():
+                    self._write_own(line, slot, value, self._ours(name, state[f"optimizer.{slot}.{name}"]))
         if scaling is not None and self._persistent.scaling is not None:
             self._write(self._persistent.scaling, scaling)
 
@@ -149,11 +151,3 @@ class ParallelState(ModelState):
 def _cut(whole: NDArray[Any], value: Value) -> NDArray[Any]:
     begin = value.offset // whole.itemsize
     return np.array(whole[begin : begin + value.spec.size].reshape(value.spec.shape))
-
-
-def _joined(line: Line, slot: str, entries: Mapping[str, tuple[Value, NDArray[Any]]]) -> NDArray[Any]:
-    whole = np.zeros(line.size, line.slot_dtypes[slot])
-    for value, array in entries.values():
-        begin = value.offset // whole.itemsize
-        whole[begin : begin + value.spec.size] = np.asarray(array).reshape(-1)
-    return whole

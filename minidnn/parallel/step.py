@@ -7,7 +7,7 @@ All ranks make the same calls in the same order. ``run`` exchanges gradients as 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,15 @@ from numpy.typing import NDArray
 from minidnn.errors import UserError
 from minidnn.executor import Executor
 from minidnn.parallel.agree import checksum, compare, digest
-from minidnn.parallel.communicator import Communicator
 from minidnn.parallel.state import ParallelState
-from minidnn.schedule.ranks import Ranks
+from minidnn.schedule.plan import Plan
+from minidnn.schedule.program import Program
 from minidnn.state import ModelState
-from minidnn.step import CompiledStep, StepParts, StepResult
+from minidnn.step import CompiledStep
+from minidnn.step_result import StepResult
+
+if TYPE_CHECKING:
+    from minidnn.request import Request
 
 _AFTER = {None: 0, 0: 1, 1: 0}
 """Which gradients wait for their exchange after a delayed step, by which waited before it (None: none)."""
@@ -33,15 +37,16 @@ class ParallelStep(CompiledStep):
             ``tail`` those that this rank works on.
     """
 
-    def __init__(self, *, ranks: Ranks, communicator: Communicator, **parts: Unpack[StepParts]) -> None:
-        self.ranks, self.communicator = ranks, communicator
+    def __init__(self, request: Request, plan: Plan, program: Program, memory: int | None = None) -> None:
+        assert request.ranks is not None and request.communicator is not None
+        self.ranks, self.communicator = request.ranks, request.communicator
         self._pending: int | None = None  # which gradient strip waits for its exchange
         self._pending_lr = 0.0
         self._agreed = self._aligned = True  # state, and pinned slots, of all ranks
-        super().__init__(**parts, communicator=communicator)
-        self.whole_batch, self.whole_tail = ranks.batch, ranks.tail
-        if parts["device"] is not None:
-            self._compare(parts)
+        super().__init__(request, plan, program, memory)
+        self.whole_batch, self.whole_tail = self.ranks.batch, self.ranks.tail
+        if request.device is not None:
+            self._compare()
 
     def _make_state(self, executor: Executor) -> ModelState:
         return ParallelState(self.graph, self.program.persistent, executor, self.precision, self.communicator)
@@ -52,18 +57,19 @@ class ParallelStep(CompiledStep):
         assert isinstance(state, ParallelState)
         return state
 
-    def _compare(self, parts: StepParts) -> None:
+    def _compare(self) -> None:
         """Refuse ranks that would not train one net. Collective."""
         from minidnn import __version__
 
-        recipe, ranks = self.recipe, self.ranks
+        recipe, ranks, s = self.recipe, self.ranks, self.ranks.strategy
+        nodes = [(n.name, repr(n.layer), [t.name for t in n.inputs]) for n in self.graph.nodes]
         facts: dict[str, Any] = {
             "version": __version__,
-            "model": digest([(n.name, repr(n.layer), [t.name for t in n.inputs]) for n in self.graph.nodes]),
+            "model": f"{len(nodes)} layers, {self.graph.parameter_count:,} parameters, {digest(nodes)}",
             "image": str(self.graph.inputs[0].shape[1:]),
             "global batch": ranks.batch,
             "last batch": ranks.tail,
-            "strategy": str(ranks.strategy),
+            "strategy": f"{s.name}:{s.implementation}, {s.warmup} updates without delay, buckets of {s.bucket_bytes} bytes",
             "precision": recipe.precision,
             "optimizer": repr(self.optimizer),
             "accumulation": self.accumulate,
@@ -109,7 +115,7 @@ class ParallelStep(CompiledStep):
                 f"{len(x)} samples are not the share of rank {self.rank} in a batch of {of}: it takes "
                 f"{taken.stop - taken.start}"
             )
-        self._check(x, y)
+        self.rules.check(x, y)
         self.communicator.signs.mark(self.steps + 1)
         if not self._aligned:
             self.executor.align()
@@ -187,7 +193,11 @@ class ParallelStep(CompiledStep):
         return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take the same parameters and running statistics on every rank. What was on its way is dropped."""
+        """Take the same parameters and running statistics on every rank. What was on its way is dropped. Collective.
+
+        Raises UserError on every rank, with one sentence, where they are not the same.
+        """
+        compare(self.communicator, {"loaded weights": checksum(state)})
         self._pending = None
         super().load_state_dict(state)
         self._agreed = True
@@ -198,7 +208,8 @@ class ParallelStep(CompiledStep):
         return super().optimizer_state_dict()
 
     def load_optimizer_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take what ``optimizer_state_dict`` gave, on any number of ranks."""
+        """Take what ``optimizer_state_dict`` gave, on any number of ranks; the same on every rank. Collective."""
+        compare(self.communicator, {"loaded optimizer state": checksum(state)})
         self._pending = None
         super().load_optimizer_state_dict(state)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +17,9 @@ from minidnn.parallel.inprocess import InProcess
 from minidnn.parallel.launch import Place, place
 from minidnn.parallel.mpi import Mpi
 from minidnn.parallel.watchdog import Watchdog
+
+PATIENCE_SECONDS = 1.0
+"""That a rank waits with a mistake of the user's: most are everybody's, and rank 0 tells of those."""
 
 
 class Team:
@@ -78,6 +82,9 @@ class Team:
             return
         code, text = describe(error, self.rank)
         sys.stdout.flush()
+        if self.rank and isinstance(error, UserError | DoesNotFit):
+            time.sleep(PATIENCE_SECONDS)  # if rank 0 has made it, the watchdog ends this process here
+            text = f"rank {self.rank}: {text}"
         if not isinstance(error, UserError | DoesNotFit | KeyboardInterrupt | PeerLost):
             sys.__excepthook__(type(error), error, error.__traceback__)
         if self._watchdog is not None:

@@ -7,9 +7,10 @@ from typing import Any
 
 from minidnn.graph import Node, Role, Tensor
 from minidnn.schedule.analysis import Analysis, aux_key
+from minidnn.schedule.blocks import slices
 from minidnn.schedule.emit import Emitter
 from minidnn.schedule.instruction import Buffer, Instruction, Op, Value
-from minidnn.schedule.persistent import Persistent, slices
+from minidnn.schedule.persistent import Persistent
 from minidnn.schedule.plan import Plan
 from minidnn.schedule.recipe import Recipe
 

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 from minidnn.graph import Node, Role
 from minidnn.schedule.analysis import Analysis, InferenceAnalysis
+from minidnn.schedule.blocks import slices
 from minidnn.schedule.emit import Emitter
 from minidnn.schedule.emit_backward import StepEmitter
 from minidnn.schedule.instruction import D2H, H2D, RESULT, Instruction, Op, Value
-from minidnn.schedule.persistent import Persistent, slices
+from minidnn.schedule.persistent import LOGITS_OFFSET, Persistent
 from minidnn.schedule.plan import Decision, Plan, PlanError
 from minidnn.schedule.recipe import Recipe
 from minidnn.schedule.residence import Residence
@@ -124,7 +125,7 @@ def lower_inference(
         wide = e.new("logits", TensorSpec(logits.spec.shape, "float32"), Role.ACTIVATION)
         e.append(Instruction(Op.FORWARD, "logits", "convert", (wide,), (logits,)))
         logits = wide
-    fetch_result(e, logits, 512)
+    fetch_result(e, logits, LOGITS_OFFSET)
     e.hold(e.held.values())
     return e.rows
 

@@ -8,6 +8,7 @@ from minidnn.graph import Graph, Node, Parameter, Role
 from minidnn.optim import Optimizer
 from minidnn.precision import Precision
 from minidnn.scalars import COUNTER_COUNT, SCALAR_COUNT, SCALING_COUNT
+from minidnn.schedule.blocks import Flat, Group, laid_out, slices, trainable_size
 from minidnn.schedule.flats import Line
 from minidnn.schedule.instruction import HOST, Buffer, Value
 from minidnn.schedule.plan import Plan, PlanError
@@ -16,58 +17,7 @@ from minidnn.schedule.shared_scale import SharedScale
 from minidnn.spec import TensorSpec, round_up
 
 CONSTANT_BYTES = 512  # scalars in the first half, counters in the second
-BLOCK_ALIGNMENT = 128  # bytes: a layer's parameters start on a memory transaction
-
-
-class Flat:
-    """One flat buffer that holds, layer by layer, something shaped like the trainable parameters of one dtype."""
-
-    def __init__(self, name: str, dtype: str, role: Role, nodes: list[Node], contents: count[int]) -> None:
-        places, offset = [], 0
-        for node in nodes:
-            spec = TensorSpec((_trainable_size(node),), dtype)
-            places.append((node.name, offset, spec))
-            offset = round_up(offset + spec.nbytes, BLOCK_ALIGNMENT)
-        self.buffer = Buffer(name, offset, role, persistent=True)
-        self.blocks = {
-            layer: Value(f"{name}.{layer}", self.buffer, at, spec, next(contents)) for layer, at, spec in places
-        }
-
-
-def _trainable_size(node: Node) -> int:
-    return sum(p.size for p in node.parameters if p.trainable)
-
-
-def slices(node: Node, block: Value) -> dict[str, Value]:
-    """Cut a layer's 1-D block into its parameters, by the layer's own names."""
-    cut, offset = {}, block.offset
-    for parameter in node.parameters:
-        if parameter.trainable:
-            spec = TensorSpec(parameter.shape, block.spec.dtype)
-            cut[parameter.key] = Value(f"{block.name}.{parameter.key}", block.buffer, offset, spec, block.content)
-            offset += spec.nbytes
-    return cut
-
-
-class Group:
-    """Parameters of consecutive layers in one pinned host buffer: all weights first, then their optimizer state.
-
-    They are streamed together, since small copies waste the link. The whole group is one content.
-    """
-
-    def __init__(self, name: str, nodes: list[Node], parts: list[tuple[str, Node, TensorSpec]], content: int) -> None:
-        places, offset, self.weight_bytes = [], 0, 0
-        for slot, node, spec in parts:  # weights come first
-            places.append((slot, node, offset, spec))
-            offset = round_up(offset + spec.nbytes, BLOCK_ALIGNMENT)
-            if slot == "parameters":
-                self.weight_bytes = offset
-        self.buffer = Buffer(name, offset, Role.PARAMETER, layer=nodes[0].name, space=HOST, persistent=True)
-        self.content = content
-        self.blocks = {
-            (slot, node.name): Value(f"{slot}.{node.name}", self.buffer, at, spec, content)
-            for slot, node, at, spec in places
-        }
+LOGITS_OFFSET = 512  # of the pinned result slots; the loss lies before them
 
 
 class Persistent:
@@ -87,16 +37,9 @@ class Persistent:
     shared: SharedScale | None = None  # and what goes with it in data parallelism
 
     def __init__(
-        self,
-        graph: Graph,
-        precision: Precision,
-        optimizer: Optimizer,
-        *,
-        accumulate: bool,
-        plan: Plan,
-        ranks: Ranks | None = None,
-        clip_grad_norm: float | None = None,
-    ) -> None:
+        self, graph: Graph, precision: Precision, optimizer: Optimizer, *, accumulate: bool, plan: Plan,
+        ranks: Ranks | None = None, clip_grad_norm: float | None = None,
+    ) -> None:  # fmt: skip
         self.contents = count()
         self.ranks = ranks
         self.clip_grad_norm = clip_grad_norm
@@ -116,7 +59,7 @@ class Persistent:
                 f"streamed parameters cannot be combined with the strategy {ranks.strategy.name}, which keeps all parameters "
                 "in flat buffers on the device; make a plan without them, or train on one rank"
             )
-        self._add_groups([n for n in graph.nodes if n.name in streamed and _trainable_size(n)], plan.group_bytes)
+        self._add_groups([n for n in graph.nodes if n.name in streamed and trainable_size(n)], plan.group_bytes)
         by_dtype: dict[str, list[Node]] = {}
         for node in graph.nodes:
             if any(p.trainable for p in node.parameters):
@@ -131,22 +74,27 @@ class Persistent:
             if accumulate or precision.scaled or clip_grad_norm is not None:
                 self._add_flats(dtype, nodes, [("gradients", dtype, Role.PARAM_GRAD)])
         self._add_state(graph)
+        self._add_constants()
+        self._add_batch(graph)
+
+    def _add_constants(self) -> None:
+        """The numbers of a run, and the state of dynamic loss scaling."""
+        statistics = self.precision.statistics
         scalars = Buffer("scalars", CONSTANT_BYTES, Role.OPTIMIZER, persistent=True)
         self.constants = self._value("constants", scalars, 0, TensorSpec((CONSTANT_BYTES,), "uint8"))
-        self.scalars = self.constants._replace(name="scalars", spec=TensorSpec((SCALAR_COUNT,), precision.statistics))
+        self.scalars = self.constants._replace(name="scalars", spec=TensorSpec((SCALAR_COUNT,), statistics))
         self.counters = self.constants._replace(
             name="counters", offset=CONSTANT_BYTES // 2, spec=TensorSpec((COUNTER_COUNT,), "uint32")
         )
         self.buffers.append(scalars)
-        if precision.scaled:
-            spec = TensorSpec((SCALING_COUNT,), precision.statistics)
+        if self.precision.scaled:
+            spec = TensorSpec((SCALING_COUNT,), statistics)
             buffer = Buffer("loss scaling", spec.nbytes, Role.OPTIMIZER, persistent=True)
             self.buffers.append(buffer)
             self.scaling = self._value("loss scaling", buffer, 0, spec)
-            if ranks is not None:
-                self.shared = SharedScale(ranks, self.scaling, self.constants, self.contents)
+            if self.ranks is not None:
+                self.shared = SharedScale(self.ranks, self.scaling, self.constants, self.contents)
                 self.buffers += self.shared.buffers
-        self._add_batch(graph)
 
     def _dtype(self, parameter: Parameter) -> str:
         return self.precision.resolve(TensorSpec(parameter.shape, parameter.dtype)).dtype
@@ -171,7 +119,7 @@ class Persistent:
 
     def _add_line(self, dtype: str, nodes: list[Node], ranks: Ranks) -> None:
         slots = {name: kind for name, kind, role in self._flats(dtype) if role is Role.OPTIMIZER}
-        line = Line(dtype, [(node, _trainable_size(node)) for node in nodes], slots, ranks, self.contents)
+        line = Line(dtype, [(node, trainable_size(node)) for node in nodes], slots, ranks, self.contents)
         self.lines.append(line)
         self.buffers += line.buffers
         for node in nodes:
@@ -184,21 +132,24 @@ class Persistent:
         nbytes = 0
         for node in nodes:
             group.append(node)
-            nbytes += TensorSpec((_trainable_size(node),), self._dtype(node.parameters[0])).nbytes
+            nbytes += TensorSpec((trainable_size(node),), self._dtype(node.parameters[0])).nbytes
             if nbytes >= group_bytes or node is nodes[-1]:
                 self._add_group(group)
                 group, nbytes = [], 0
 
     def _add_group(self, nodes: list[Node]) -> None:
-        flats = {node: self._flats(self._dtype(node.parameters[0])) for node in nodes}
-        sized = [(flat[0], n, TensorSpec((_trainable_size(n),), flat[1])) for n in nodes for flat in flats[n]]
-        sized.sort(key=lambda part: part[0] != "parameters")  # stable: weights first
-        name = f"group {len(self.groups)}"
-        group = Group(name, nodes, sized, next(self.contents))
+        parts = [
+            (slot, node, TensorSpec((trainable_size(node),), dtype))
+            for node in nodes
+            for slot, dtype, _ in self._flats(self._dtype(node.parameters[0]))
+        ]
+        parts.sort(key=lambda part: part[0] != "parameters")  # stable: weights first
+        blocks = [(f"{slot}.{node.name}", spec) for slot, node, spec in parts]
+        group = Group(f"group {len(self.groups)}", nodes[0].name, blocks, next(self.contents))
         self.groups.append(group)
         self.host_buffers.append(group.buffer)
-        for slot, node, _ in sized:
-            self._set_block(slot, node, group.blocks[slot, node.name])
+        for slot, node, _ in parts:
+            self._set_block(slot, node, group.blocks[f"{slot}.{node.name}"])
 
     def _set_block(self, slot: str, node: Node, block: Value) -> None:
         if slot == "parameters":
@@ -215,17 +166,15 @@ class Persistent:
         return [*self.buffers, *(group.buffer for group in self.groups)]
 
     def _add_state(self, graph: Graph) -> None:
-        offset, placed = 0, []
-        for node in graph.nodes:
-            for parameter in node.parameters:
-                if not parameter.trainable:
-                    spec = self.precision.resolve(TensorSpec(parameter.shape, parameter.dtype))
-                    placed.append((parameter.name, offset, spec))
-                    offset = round_up(offset + spec.nbytes, BLOCK_ALIGNMENT)
-        if placed:
-            state = Buffer("state", offset, Role.STATE, persistent=True)
+        """What layers keep that is not trained: running statistics."""
+        specs = {
+            p.name: TensorSpec(p.shape, p.dtype) for node in graph.nodes for p in node.parameters if not p.trainable
+        }
+        places, nbytes = laid_out((name, self.precision.resolve(spec)) for name, spec in specs.items())
+        if places:
+            state = Buffer("state", nbytes, Role.STATE, persistent=True)
             self.buffers.append(state)
-            self.parameters.update((name, self._value(name, state, at, spec)) for name, at, spec in placed)
+            self.parameters.update((name, self._value(name, state, at, spec)) for name, (at, spec) in places.items())
 
     def _add_batch(self, graph: Graph) -> None:
         """A batch travels as one range: constants, labels, pixels. The same layout on host and device."""
@@ -235,9 +184,9 @@ class Persistent:
         self.slot = Buffer("batch slot 0", nbytes, Role.INPUT, space=HOST, persistent=True)
         self.other_slot = Buffer("batch slot 1", nbytes, Role.INPUT, space=HOST, persistent=True)
         # Two results in flight, like the two batches: loss first, logits after.
-        logits = graph.loss_node.inputs[0].spec.size * 4 if hasattr(graph, "loss_node") else 0
-        self.result = Buffer("result slot 0", 512 + logits, Role.ACTIVATION, space=HOST, persistent=True)
-        self.other_result = Buffer("result slot 1", 512 + logits, Role.ACTIVATION, space=HOST, persistent=True)
+        nbytes = LOGITS_OFFSET + (graph.loss_node.inputs[0].spec.size * 4 if hasattr(graph, "loss_node") else 0)
+        self.result = Buffer("result slot 0", nbytes, Role.ACTIVATION, space=HOST, persistent=True)
+        self.other_result = Buffer("result slot 1", nbytes, Role.ACTIVATION, space=HOST, persistent=True)
         self.host_buffers += [self.slot, self.other_slot, self.result, self.other_result]
 
     @staticmethod

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from minidnn.schedule.blocks import Group
 from minidnn.schedule.instruction import D2H, H2D, Buffer, Instruction, Op, Value
-from minidnn.schedule.persistent import Group, Persistent
+from minidnn.schedule.persistent import Persistent
 from minidnn.spec import TensorSpec
 
 

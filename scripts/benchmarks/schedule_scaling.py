@@ -20,7 +20,7 @@ from typing import Any
 from record import markdown, save
 
 import models
-from minidnn.request import prepare
+from minidnn.prepare import prepare
 from minidnn.schedule.analysis import Analysis
 from minidnn.schedule.instruction import DEVICE, HOST
 from minidnn.schedule.lower import Step, lower

@@ -61,6 +61,8 @@ def check_strategy(bench: Bench, strategy: str, trained: dict[str, Any]) -> dict
     outcome = same(results)
     name, how = strategy.split(":")
     if how == "nccl":
+        if f"{name}:steps" not in trained:
+            trained[f"{name}:steps"] = bench.train(f"{name}:steps")[0]["state"]
         outcome["to_steps"] = distance(state, trained[f"{name}:steps"])
         outcome["passed"] &= outcome["to_steps"] <= TOLERANCE
     else:

@@ -16,7 +16,7 @@ import minidnn
 from layup.classify import COMPUTE_SENSITIVE, TRANSFER_SENSITIVE, Classification, classify
 from layup.context import Context
 from minidnn import Decision, Plan
-from minidnn.request import prepare
+from minidnn.prepare import prepare
 
 DECISION = {COMPUTE_SENSITIVE: Decision.OFFLOAD, TRANSFER_SENSITIVE: Decision.RECOMPUTE}
 

@@ -22,7 +22,7 @@ from layup.context import Context
 from layup.evaluate import Candidate
 from minidnn.commandline import run
 from minidnn.graph import Role
-from minidnn.request import prepare
+from minidnn.prepare import prepare
 from minidnn.schedule.instruction import Buffer, Instruction, Op
 from minidnn.schedule.plan import Plan, Reuse, keep, naive
 

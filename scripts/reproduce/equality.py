@@ -32,7 +32,7 @@ from minidnn.errors import UserError, nearest
 from minidnn.layers import Graph
 from minidnn.measure import measure_schedule
 from minidnn.optim import SGD, Adam, Optimizer
-from minidnn.request import prepare
+from minidnn.prepare import prepare
 from minidnn.schedule.program import Program, layout
 from minidnn.step import CompiledStep
 

@@ -23,7 +23,7 @@ from layup.planner import Planner
 from layup.policies import POLICIES
 from minidnn.commandline import run
 from minidnn.errors import UserError
-from minidnn.request import prepare
+from minidnn.prepare import prepare
 from minidnn.schedule.instruction import COMPUTE, Op
 from minidnn.schedule.program import Schedule
 from minidnn.schedule.simulate import live_curve, schedule_times

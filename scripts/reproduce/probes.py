@@ -13,7 +13,7 @@ import models
 from layup.context import Context
 from layup.planner import Planner
 from minidnn.metrics import write_json
-from minidnn.request import prepare
+from minidnn.prepare import prepare
 from minidnn.schedule.plan import Plan
 
 _LARGE, _DOUBTFUL, _DOUBTFUL_IN_LARGE = 1500, 1.05, 1.01

@@ -17,6 +17,7 @@
 #define __device__
 #define __global__ static
 #define __shared__ static
+#define __launch_bounds__(threads)
 
 using std::min;
 

@@ -16,7 +16,7 @@ import numpy as np
 from minidnn.kernels import cuda_launch
 
 HEADER = cuda_launch.SOURCES.parents[2] / "tests" / "backend" / "cuda_on_cpu.h"
-KERNEL = re.compile(r"__global__ void (\w+)\(")
+KERNEL = re.compile(r"__global__ void\s+(?:__launch_bounds__\(\w+\)\s+)?(\w+)\(")
 COMPILE = (
     "g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-fno-gnu-unique", "-U_FORTIFY_SOURCE",
 )  # fmt: skip

@@ -42,6 +42,7 @@ class Memory:
         if cuda.used + size > cuda.total:
             raise FakeError("cudaErrorMemoryAllocation: out of memory")
         cuda.used += size
+        cuda.most_used = max(cuda.most_used, cuda.used)
         self._raw = np.full(size + 512, 0xFF, np.uint8)
         self.ptr = -(-self._raw.ctypes.data // 512) * 512
 
@@ -61,7 +62,7 @@ class FakeCuda:
     """``FakeCuda(seed).module`` takes the place of the module cupy."""
 
     def __init__(self, seed=0, total=1 << 30, capability=(9, 0), driver=13000, count=1):
-        self.random, self.used, self.total = random.Random(seed), 0, total
+        self.random, self.used, self.most_used, self.total = random.Random(seed), 0, 0, total
         self.queues, self.recorded, self.created, self.clock = {}, {}, 0, 0.0
         self.capture, self.capturing, self.launched = None, set(), 0
         runtime = SimpleNamespace(
@@ -106,9 +107,13 @@ class FakeCuda:
             def synchronize(self):
                 pass
 
+        class DeviceMemory(Memory):
+            def __init__(self, size):
+                super().__init__(fake, size)
+
         self.joined = set()
         cuda = SimpleNamespace(
-            runtime=runtime, Stream=Stream, Event=Event, Memory=lambda size: Memory(self, size),
+            runtime=runtime, Stream=Stream, Event=Event, Memory=DeviceMemory,
             PinnedMemory=lambda size: np.full(size, 0xFF, np.uint8), PinnedMemoryPointer=lambda memory, offset: memory[offset:],
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, memory=memory),
             Device=lambda index: SimpleNamespace(use=lambda: None), driver=SimpleNamespace(launchKernel=None),

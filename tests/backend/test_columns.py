@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tests.backend.reference as ref
+from minidnn.device.cuda_libraries import numpy_dtype
 from minidnn.kernels import cuda_columns
 from minidnn.kernels.cublas import WORKSPACES, Cublas, CublasError
 from minidnn.kernels.cuda_columns import BlasEngines
+from minidnn.kernels.cuda_conv import bind_engine
 from minidnn.kernels.problem import FILTER, IMAGE, LEFT, OUTPUT, PRODUCT, RIGHT, Convolution, linear_product
+from minidnn.precision import precision as find_precision
 from tests.backend.test_convolution import CONVOLUTIONS, DIRECTIONS
 
 DENSE = {name: case for name, case in CONVOLUTIONS.items() if case.groups == 1}
@@ -174,51 +179,64 @@ def test_a_failing_call_says_which(library: Any) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_on_a_gpu_every_engine_agrees_with_the_definition(precision: str) -> None:
+    extra = {
+        "large": DENSE["3x3"]._replace(x=(8, 28, 28, 64), channels=128),
+        "large 1x1": DENSE["1x1"]._replace(x=(8, 28, 28, 256), channels=64),
+        "large stride 2": DENSE["1x1 stride 2"]._replace(x=(8, 28, 28, 256), channels=512),
+    }
+    with gpu_device(precision) as device:
+        assert device.cudnn.blas is not None, "CuPy's wheels bring cuBLAS"
+        for name, case in {**DENSE, **extra}.items():
+            compare_engines(device, name, case, DIRECTIONS, device.cudnn.blas.engines)
+
+
+@contextlib.contextmanager
+def gpu_device(precision: str) -> Iterator[Any]:
+    """A CUDA device, closed at the end; skips where there is none."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
     if not cupy.cuda.is_available():
         pytest.skip("no usable CUDA device")
     from minidnn.device.cuda import CudaDevice
 
     device = CudaDevice(precision=precision)
-    engines, launcher = device.cudnn.blas, device._launcher
-    assert engines is not None, "CuPy's wheels bring cuBLAS"
-    dtype = np.dtype("float32" if precision == "fp32" else "float16")
-    bound = 1e-5 if precision == "fp32" else 1e-2
-    extra = {
-        "large": DENSE["3x3"]._replace(x=(8, 28, 28, 64), channels=128),
-        "large 1x1": DENSE["1x1"]._replace(x=(8, 28, 28, 256), channels=64),
-        "large stride 2": DENSE["1x1 stride 2"]._replace(x=(8, 28, 28, 256), channels=512),
-    }
-    for name, case in {**DENSE, **extra}.items():
-        x, weight, dy, _ = (cupy.asarray(a) for a in case.arrays(dtype))
-        for direction in DIRECTIONS:
-            problem = problem_of(case, direction, str(dtype))
-            result = {"forward": OUTPUT, "backward_data": IMAGE, "backward_weight": FILTER}[direction]
-            for engine in engines.engines(problem, None):
-                operands = {IMAGE: x, FILTER: weight, OUTPUT: dy}
-                out = cupy.full_like(operands[result], np.nan)
-                pointers = {n: a.data.ptr for n, a in operands.items()} | {result: out.data.ptr}
-                space = cupy.full(engine.workspace_bytes, 255, np.uint8)
-                run = engines.run(launcher, problem, dict(engine.options), pointers, space.data.ptr)
-                cupy.cuda.Device().synchronize()
-                run()
-                device.synchronize()
-                first = cupy.asnumpy(out)
+    yield device
+    device.close()
+
+
+def compare_engines(device: Any, name: str, case: Any, directions: Sequence[str], engines: Any) -> int:
+    """Run every one of ``engines(problem, None)`` twice into poison, against float64. Returns how many there were."""
+    cupy, precision = device._cupy, device.cudnn.restrictions.split()[0]
+    dtype = find_precision(precision).compute
+    bound = {"fp32": 1e-5, "tf32": 1e-3}.get(precision, 1e-2)
+    x, weight, dy = (cupy.asarray(a).astype(numpy_dtype(dtype)) for a in case.arrays(np.float32)[:3])
+    count = 0
+    for direction in directions:
+        problem = problem_of(case, direction, dtype)
+        result = {"forward": OUTPUT, "backward_data": IMAGE, "backward_weight": FILTER}[direction]
+        wanted = gpu_expected(cupy, case, direction, x, weight, dy)
+        for engine in engines(problem, None):
+            operands = {IMAGE: x, FILTER: weight, OUTPUT: dy}
+            out, runs = cupy.empty_like(operands[result]), []
+            pointers = {n: a.data.ptr for n, a in operands.items()} | {result: out.data.ptr}
+            space = cupy.full(engine.workspace_bytes, 255, np.uint8)
+            run = bind_engine(device._launcher, problem, dict(engine.options), pointers, space.data.ptr)
+            for _ in range(2):
                 out.fill(np.nan)
                 cupy.cuda.Device().synchronize()
                 run()
                 device.synchronize()
-                np.testing.assert_array_equal(first, cupy.asnumpy(out), err_msg="a second run has other bits")
-                wanted = gpu_expected(cupy, case, direction, x, weight, dy)
-                scale = np.linalg.norm(wanted) or 1.0  # nothing but taps outside of the image
-                error = np.linalg.norm(first.astype(np.float64) - wanted) / scale
-                assert error < bound, (name, direction, engine, error)
-    device.close()
+                runs.append(cupy.asnumpy(out.astype(np.float32)))
+            np.testing.assert_array_equal(*runs, err_msg="a second run has other bits")
+            scale = np.linalg.norm(wanted) or 1.0  # nothing but taps outside of the image
+            error = np.linalg.norm(runs[0].astype(np.float64) - wanted) / scale
+            assert error < bound, (name, direction, engine, error)
+            count += 1
+    return count
 
 
 def gpu_expected(cupy: Any, case: Any, direction: str, *arrays: Any) -> Any:
     """The definition in float64: on the host for small shapes, by PyTorch where there is one for others."""
-    x, weight, dy = (cupy.asnumpy(a).astype(np.float64) for a in arrays)
+    x, weight, dy = (cupy.asnumpy(a.astype(np.float32)).astype(np.float64) for a in arrays)
     if x.size < 10_000:
         return expected(case, direction, x, weight, dy)
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -18,7 +18,7 @@ import tests.backend.reference as ref
 from minidnn.kernels import cuda_columns, cuda_kernels, cuda_launch, cuda_optim
 from minidnn.kernels.cublas import Cublas
 from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT
-from tests.backend import cuda_on_cpu, test_columns, test_convolution
+from tests.backend import cuda_on_cpu, test_columns, test_convolution, test_folded
 from tests.backend.cases import Case, Maker
 from tests.backend.cuda_cases import EXTRA, HalfMaker, halved, made
 from tests.backend.test_convolution import CONVOLUTIONS, DIRECTIONS, Convolution
@@ -99,6 +99,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for kernel in cuda_on_cpu.kernels(source):
             for width in widths:
                 library.function(source, kernel, "float32", cuda_launch.Access(width))
+    for kernel, width in (("fold_columns", 4), ("resize_rows", 1)):
+        library.function("fold", kernel, "float32", cuda_launch.Access(width))
     for width in (1, 4):
         library.function("pointwise", "bias_add", "float32", cuda_launch.Access(width))
     library.compile()
@@ -201,6 +203,12 @@ def test_column_matrix_holds_what_each_output_sees(machine: Any, direction: str)
         by_columns(machine, case, direction)
 
 
+@pytest.mark.parametrize("direction", test_folded.SIDES)
+def test_columns_folded_into_channels_are_the_same_convolution(machine: Any, direction: str) -> None:
+    for case in test_folded.FEW:
+        test_folded.by_folding(machine, case, direction)
+
+
 def test_the_mean_of_large_values_keeps_its_digits(machine: Any) -> None:
     x = (np.random.default_rng(0).standard_normal((1, 100, 100, 16), np.float32) + 1000).astype(np.float32)
     mean, rstd = (cuda_on_cpu.Array(np.empty(16, np.float32)) for _ in range(2))
@@ -251,5 +259,7 @@ def test_no_kernel_of_the_sources_is_left_out(machine: Any) -> None:
         convolve(machine, CONVOLUTIONS["3x3"], direction)
     for direction in DIRECTIONS:
         by_columns(machine, PACKED, direction)
+    for direction in test_folded.SIDES:
+        test_folded.by_folding(machine, test_folded.FEW[0], direction)
     names = [path.stem for path in cuda_launch.SOURCES.glob("*.cu")]
     assert {(name, kernel) for name in names for kernel in cuda_on_cpu.kernels(name)} == machine.library.launched

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import layup
 import minidnn
 import models
-from minidnn.request import prepare
+from minidnn.prepare import prepare
 from tests.cli.running import refused
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "reproduce"

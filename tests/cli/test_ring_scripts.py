@@ -10,12 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import models
-from minidnn.data import load
-from tests.cli.running import Script, tiny
+from tests.cli.running import Script
 from tests.parallel.launching import MISSING, REASON, ROOT
 
 REPRODUCE = ROOT / "scripts" / "reproduce"
@@ -159,71 +156,3 @@ def test_a_point_that_hangs_or_dies_costs_only_itself(tmp_path: Path, monkeypatc
     (tmp_path / "worker.py").write_text("raise SystemExit('ImportError: nothing works')")
     results = [result for _, result in group.measure(asked)]
     assert results == [{"failed": "ImportError: nothing works"}] * 5
-
-
-def test_staleness_compares_both_momenta_and_writes_a_subset_that_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(models.MODELS, "tiny", models.Model(tiny, 8))
-    staleness = import_from("reproduce", "staleness")
-    folder = tmp_path / "whole"
-    folder.mkdir()
-    source = np.random.default_rng(0)
-    for name, count in (("train", 120), ("t10k", 20)):
-        images, labels = (
-            source.integers(0, 256, (count, 8, 8), np.uint8),
-            source.integers(0, 10, count).astype(np.uint8),
-        )
-        head = np.array([0x803, count, 8, 8], ">u4").tobytes()
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(head + images.tobytes())
-        (folder / f"{name}-labels-idx1-ubyte").write_bytes(np.array([0x801, count], ">u4").tobytes() + labels.tobytes())
-    part = tmp_path / "part"
-    part.mkdir()
-    staleness.limit(f"mnist:{folder}", 60, part)
-    whole, less = load(f"mnist:{folder}"), load(f"mnist:{part}")
-    assert (len(less.train), len(less.test)) == (60, 10)
-    np.testing.assert_array_equal(less.train.images, whole.train.images[:60])
-    np.testing.assert_array_equal(less.test.labels, whole.test.labels[:10])
-    out = tmp_path / "staleness.json"
-    options = [
-        "--tiny",
-        "--data",
-        f"fashion_mnist:{folder}",
-        "--train-limit",
-        "60",
-        "-b",
-        "20",
-        "--nets",
-        "tiny",
-        "--json",
-        str(out),
-    ]
-    assert staleness.main(options) == 0
-    found = json.loads(out.read_text(encoding="utf-8"))
-    assert [row["momentum"] for row in found["rows"]] == ["heavy-ball", "nesterov"]
-    for row in found["rows"]:
-        at = {what: row[what] for what in ("delay_0", "delay_1", "delay_1_own_rate")}
-        assert all(entry["rate"] == pytest.approx(0.01) and entry["diverged"] == 0 for entry in at.values())
-        assert at["delay_1"]["points"] == pytest.approx(100 * (at["delay_1"]["mean_acc1"] - at["delay_0"]["mean_acc1"]))
-        assert all(len(entry["by_epoch"]) == len(entry["seconds_by_epoch"]) == 1 for entry in at.values())
-
-
-def test_an_own_rate_is_chosen_and_divergence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sweep without delay decides the common rate; the delayed run also gets the rate at which it does best itself."""
-    staleness = import_from("reproduce", "staleness")
-    accuracy = {(0, 0.01): 0.90, (0, 0.02): 0.95, (0, 0.04): 0.93, (1, 0.01): 0.91, (1, 0.02): 0.80, (1, 0.04): None}
-
-    class Runs:
-        data, args = "digits", type("Args", (), {"rates": [1.0, 2.0, 4.0], "seeds": 2})
-
-        def __call__(self, setting):
-            value = accuracy[setting.delay, round(setting.rate, 6)]
-            return (
-                {"acc1": [value] * 2, "seconds": [1.0, 2.0]} if value else {"acc1": [], "seconds": [], "diverged": "x"}
-            )
-
-    row = staleness.compare(Runs(), "lenet", "nesterov")
-    assert (row["tuned_rate"], row["delay_1_own_rate"]["rate"]) == (pytest.approx(0.02), pytest.approx(0.01))
-    assert row["delay_1"]["points"] == pytest.approx(-15) and not row["delay_1"]["within_target"]
-    assert row["delay_1_own_rate"]["points"] == pytest.approx(-4) and row["sweep"][2]["delay_1"] == 0
-    assert "| lenet | nesterov | delay 1 |" in staleness.table([row])

@@ -129,7 +129,7 @@ def test_every_gradient_reaches_the_root_once(name, size):
 def test_the_first_difference_is_named_with_both_values():
     facts = [{"seed": 1, "plan": "a"}, {"seed": 1, "plan": "b"}, {"seed": 1, "plan": "c"}]
     text = disagreement(facts)
-    assert text.startswith("the ranks do not agree on the plan: rank 0 has a, rank 1 has b (and 1 more ranks);")
+    assert text.startswith("the ranks do not agree on the plan: rank 0 has a, rank 1 has b (and 1 more);")
     assert disagreement(facts[:1] * 3) is None
 
 

@@ -6,19 +6,32 @@ import sys
 import models
 import train
 from minidnn.commandline import run
+from minidnn.parallel.state import ParallelState
 from minidnn.parallel.step import ParallelStep
 from tests.cli.running import tiny
 
 
+def befall(signal):
+    """What happens to this rank."""
+    if not signal:
+        raise MemoryError("no bytes left")
+    os.kill(os.getpid(), signal)
+
+
 def harm(rank, number, signal):
-    """Let a signal come to a rank when it begins a step; 0: an error in it."""
+    """Let a signal come to a rank when it begins a step, -1: its set-up; signal 0: an error in it."""
+    if number < 0:
+        begun = ParallelState.initialise
+
+        def broken(state, seed):
+            befall(signal) if state._communicator.rank == rank else begun(state, seed)
+
+        ParallelState.initialise = broken
     whole = ParallelStep.run
 
     def harmed(step, *args, **options):
         if (step.rank, step.steps) == (rank, number):
-            if not signal:
-                raise MemoryError("no bytes left")
-            os.kill(os.getpid(), signal)
+            befall(signal)
         return whole(step, *args, **options)
 
     ParallelStep.run = harmed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,22 +97,7 @@ def differing(a: Arrays, b: Arrays) -> list[str]:
 
 def rebuilt(step: CompiledStep, program: Program, device: Device | None, memory: int | None = None) -> CompiledStep:
     """The same step with other rows or on another device."""
-    return CompiledStep(
-        graph=step.graph,
-        plan=step.plan,
-        recipe=step.recipe,
-        program=program,
-        profile=step.profile,
-        gpu=step.gpu,
-        optimizer=step.optimizer,
-        precision=step.precision,
-        device=device,
-        seed=step.seed,
-        tail=step.tail,
-        accumulate=step.accumulate,
-        allocator=step.allocator,
-        memory=memory,
-    )
+    return CompiledStep(replace(step.request, device=device), step.plan, program, memory)
 
 
 def train(step: CompiledStep, steps: int, *, first: int = 0) -> list[float]:

@@ -14,35 +14,11 @@ import pytest
 import minidnn
 import models
 import tests.backend.fake_cuda as fake_cuda
-from minidnn.device.cuda import CudaDevice
-from minidnn.precision import precision
-from minidnn.recipes import numpy_recipe
+from minidnn.device.cuda_memory import OUTSIDE_MARGIN_BYTES
 from minidnn.schedule.instruction import COMPUTE, D2H
-from minidnn.schedule.plan import Decision, Plan
 from minidnn.spec import TensorSpec
-
-OPTIMIZER = minidnn.SGD(lr=0.01, momentum=0.9)
-
-
-class Bench:
-    """Where the steps of a test run."""
-
-    def __init__(self, cupy, fake):
-        self.cupy, self.fake = cupy, fake
-
-    def device(self, kind="fp32"):
-        return CudaDevice(precision=kind, refuse=("convolution", "matmul") if self.fake else ())
-
-    def compile(self, graph, plan=None, kind="fp32", device=None, **how):
-        recipe = numpy_recipe(graph, precision("fp32"), None, True) if self.fake else None
-        how |= {"recipe": recipe} if self.fake and "workspace_limit" not in how else {}
-        device = device or self.device(kind)
-        return minidnn.compile(graph, plan, optimizer=OPTIMIZER, device=device, precision=kind, **how)
-
-    @property
-    def used_bytes(self):
-        free, total = self.cupy.cuda.runtime.memGetInfo()
-        return total - free
+from tests.backend.cuda_nets import usable_cupy
+from tests.step.cuda_bench import MOVING, OPTIMIZER, Allocations, Bench, batches, net
 
 
 @pytest.fixture(params=["fake", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -50,31 +26,8 @@ def bench(request, monkeypatch):
     if request.param == "fake":
         yield Bench(fake_cuda.install(monkeypatch, 3).module, True)
         return
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
-    if not cupy.cuda.is_available():
-        pytest.skip("no usable CUDA device")
-    yield Bench(cupy, False)
+    yield Bench(usable_cupy(), False)
     gc.collect()
-
-
-def net(batch=4, height=13, width=11, norm=True):
-    g = minidnn.Graph()
-    h = g.conv2d(g.input((batch, height, width, 3)), 8, 3, padding=1, name="conv1")
-    h = g.relu(g.batch_norm(h) if norm else h, name="relu1")
-    h = g.max_pool(h, 2, 2)
-    h = g.conv2d(h, 8, 3, padding=1, name="conv2")
-    h = g.relu(g.batch_norm(h) if norm else h, name="relu2")
-    g.softmax_cross_entropy(g.linear(g.global_avg_pool(h), 5), g.label((batch,)))
-    return g
-
-
-def batches(graph, count, classes=5):
-    rng = np.random.default_rng(7)
-    shape = graph.inputs[0].shape
-    return [(rng.standard_normal(shape, np.float32), rng.integers(0, classes, shape[0])) for _ in range(count)]
-
-
-MOVING = Plan({"relu1": Decision.OFFLOAD, "conv2": Decision.OFFLOAD, "relu2": Decision.RECOMPUTE})
 
 
 def test_a_loss_read_at_once_is_the_loss_read_after_everything(bench):
@@ -97,7 +50,7 @@ def test_a_loss_read_at_once_is_the_loss_read_after_everything(bench):
 @pytest.mark.gpu
 def test_a_copy_to_the_host_returns_before_it_is_done():
     """cupy/cupy#1692: the asynchronous copy went to pageable memory and was synchronous."""
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
+    cupy = usable_cupy()
     nbytes = 256 << 20
     opened = Bench(cupy, False).device()
     opened.open(nbytes, nbytes)
@@ -147,17 +100,18 @@ def test_building_training_and_closing_again_and_again_keeps_nothing(bench):
 @pytest.mark.gpu
 def test_slab_and_outside_are_what_the_driver_shows():
     """pytorch/pytorch#58466: a bound that leaves out the context is exceeded in the eyes of nvidia-smi."""
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
+    cupy = usable_cupy()
     if shutil.which("nvidia-smi") is None:
         pytest.skip("nvidia-smi is not installed")
     graph = models.build("resnet20", batch=128)
     limit = 4 << 30
     step = Bench(cupy, False).compile(graph, process_memory=limit)
-    for x, y in batches(graph, 6, 10):
+    for x, y in batches(graph, 6):
         step.run(x, y)
     step.executor.device.synchronize()
     outside = step.executor.device.outside_bytes()
-    command = ["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    gpu = cupy.cuda.runtime.deviceGetPCIBusId(0)  # nvidia-smi counts the GPUs that are hidden from this process, too
+    command = ["nvidia-smi", "-i", gpu, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     shown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) << 20
     assert outside > 0 and abs(shown - outside - step.program.reserved_bytes) < 0.05 * shown + (64 << 20)
     assert outside + step.program.reserved_bytes <= limit
@@ -199,9 +153,33 @@ def test_every_workspace_limit_trains(bench):
 
 
 @pytest.mark.gpu
+def test_the_search_for_engines_never_takes_more_than_the_slab_and_gives_all_back(monkeypatch, tmp_path):
+    """microsoft/CNTK#1516: the search for algorithms took memory of its own, and training needed most when it began."""
+    bench = Bench(usable_cupy(), False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no engine was measured before
+    graph, opened = models.build("resnet18", batch=64), bench.device("fp16")
+    allocations = Allocations(monkeypatch, bench)
+    used, outside = bench.used_bytes, opened.outside_bytes()
+    step = bench.compile(graph, kind="fp16", device=opened)
+    slab, grown = step.program.reserved_bytes, opened.outside_bytes() - outside
+    *searching, _ = allocations.held
+    print(
+        f"slab {slab}, at most {max(searching)} in {len(searching)} allocations of the search; libraries took {grown}"
+    )
+    assert max(searching) <= slab
+    assert allocations.sizes[-1] == slab == allocations.held_bytes, "memory of the search is alive beside the slab"
+    assert bench.used_bytes - used == slab + grown and grown <= OUTSIDE_MARGIN_BYTES
+    for x, y in batches(graph, 4):
+        step.run(x, y)
+    opened.synchronize()
+    assert max(allocations.used) <= bench.used_bytes, "training needed most when it began"
+    step.close()
+
+
+@pytest.mark.gpu
 def test_a_smaller_last_batch_chooses_no_engine_anew():
     """pytorch/pytorch#2759: every new size was tuned again, in the middle of an epoch."""
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
+    cupy = usable_cupy()
     graph, bench = net(4, norm=False), Bench(cupy, False)
     device = bench.device()
     step = bench.compile(graph, device=device, tail=1)
@@ -237,7 +215,7 @@ def test_odd_sizes_train(bench, height, width):
 @pytest.mark.gpu
 def test_more_than_two_billion_elements_train():
     """pytorch/pytorch#1664: a batch whose activations need more than 32 bits to count failed."""
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed: pip install 'minidnn-layup[cuda13]'")
+    cupy = usable_cupy()
     if cupy.cuda.runtime.memGetInfo()[0] < 40 << 30:
         pytest.skip("needs 40 GiB of free memory")
     bench, losses = Bench(cupy, False), []

@@ -16,7 +16,7 @@ import pytest
 import minidnn
 from layup.context import Context
 from layup.cost import Costs
-from minidnn.request import prepare
+from minidnn.prepare import prepare
 from minidnn.schedule.plan import Decision, Plan, Reuse
 from tests.step import nets
 

@@ -18,8 +18,8 @@ from layup.evaluate import Candidate, evaluate
 from layup.policies import POLICIES, find
 from minidnn.errors import UserError
 from minidnn.layers import Graph
+from minidnn.prepare import prepare
 from minidnn.profiles import Profile, load
-from minidnn.request import prepare
 from minidnn.schedule.instruction import COMPUTE, Op
 from minidnn.schedule.plan import Decision, Plan
 from minidnn.schedule.timing import row_key, row_seconds

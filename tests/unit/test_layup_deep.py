@@ -13,7 +13,7 @@ from layup.context import Context
 from layup.planner import Planner
 from layup.policies import POLICIES
 from minidnn.layers import Graph
-from minidnn.request import prepare
+from minidnn.prepare import prepare
 from minidnn.schedule import placement
 from minidnn.schedule.instruction import COMPUTE, Op
 from minidnn.schedule.plan import Plan

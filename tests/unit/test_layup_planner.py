@@ -12,16 +12,17 @@ import layup
 import minidnn
 import models
 from layup.context import Context
-from layup.estimate import KEEP, OFFLOAD, RECOMPUTE, to_plan
 from layup.evaluate import Candidate
+from layup.needs import KEEP, OFFLOAD, RECOMPUTE
 from layup.planned import without_effect
 from layup.planner import Planner
 from layup.policies import POLICIES
+from layup.timed_plan import to_plan
 from minidnn.errors import DoesNotFit, UserError
 from minidnn.graph import Role
 from minidnn.layers import Graph
+from minidnn.prepare import prepare
 from minidnn.profiles import Profile, load
-from minidnn.request import prepare
 from minidnn.schedule.instruction import HOST, Op
 from minidnn.schedule.plan import Decision, Plan
 from minidnn.schedule.simulate import live_curve

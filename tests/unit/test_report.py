@@ -309,7 +309,7 @@ def test_figures_of_the_report_are_those_of_the_step(step: CompiledStep, data: d
 @pytest.fixture(scope="module")
 def comparison() -> layup.report.Comparison:
     """All policies."""
-    request = minidnn.request.prepare(net(32), device=None, profile="k40")
+    request = minidnn.prepare.prepare(net(32), device=None, profile="k40")
     return compare(layup.Context(request))
 
 

@@ -91,33 +91,67 @@ struct Rows {
     }
 };
 
-// Rows that block `block` of `blocks` visits, `lanes` at a time.
-__device__ inline Index rows_of_block(Index rows, int block, int blocks, int lanes) {
-    Index groups = rows / lanes, rest = rows % lanes;
-    Index whole = groups / blocks + (block < groups % blocks ? 1 : 0);
-    return whole * lanes + (groups % blocks == block ? rest : 0);
-}
+// How `blocks` blocks of `lanes` rows at a time share the rows of a tensor: all `base`, the first `more` of them another group
+// of lanes, and the one after those the `rest` of the rows.
+struct Cut {
+    int blocks, lanes, base, more, rest;
+    __device__ Index rows(int block) const { return (Index)base + (block < more ? lanes : 0) + (block == more ? rest : 0); }
+};
 
-// End of the first stage of a sum over rows: joins what the threads of a block have for K values a channel.
-// Partials are [block][K][channels].
+// End of the first stage of a sum over rows: joins what the threads of a block have for K values a channel, first some lanes
+// by each thread, then what those threads have. Partials are [block][K][channels].
+constexpr int JOINERS = 8;  // threads for one channel, at most
+
+struct Join {
+    int width, joiners, channel, joiner;  // channels of the block, threads for each; what this thread does
+    bool active;
+    __device__ Join() {
+        int thread = threadIdx.y * blockDim.x + threadIdx.x;
+        width = blockDim.x * V;
+        joiners = min(min(THREADS / width, (int)blockDim.y), JOINERS);
+        channel = thread % width;
+        joiner = thread / width;
+        active = joiner < joiners;
+    }
+    // f(place) of every lane of the thread; its channel of the lane's values is at `place`.
+    template <typename F> __device__ void lanes(F f) const {
+        if (active)
+            for (int lane = joiner; lane < (int)blockDim.y; lane += joiners) f(lane * width + channel, lane);
+    }
+    // The place of the thread's channel in the tensor if it is the one that writes it, else -1.
+    __device__ int writes(int channels) const {
+        int place = blockIdx.x * width + channel;
+        return joiner == 0 && place < channels ? place : -1;
+    }
+};
+
 template <int K> __device__ inline void store_partials(float* partials, const Rows& at, int channels, float sums[K][V]) {
-    __shared__ float shared[THREADS * V];
+    __shared__ Pack<float, V> shared[K][THREADS];
     int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    float total[K] = {};
+    Join join;
+#pragma unroll
+    for (int k = 0; k < K; k++)
+#pragma unroll
+        for (int i = 0; i < V; i++) shared[k][thread].item[i] = sums[k][i];
+    __syncthreads();
+    float* values[K];
+#pragma unroll
+    for (int k = 0; k < K; k++) values[k] = shared[k][0].item;
+    join.lanes([&](int place, int) {
+#pragma unroll
+        for (int k = 0; k < K; k++) total[k] += values[k][place];
+    });
+    if (join.active)  // in place of the first lane that it read, which is no other thread's
+#pragma unroll
+        for (int k = 0; k < K; k++) values[k][join.joiner * join.width + join.channel] = total[k];
+    __syncthreads();
+    int place = join.writes(channels);
+    if (place < 0) return;
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < V; i++) shared[thread * V + i] = sums[k][i];
-        for (int half = blockDim.y / 2; half > 0; half /= 2) {
-            __syncthreads();
-            if (threadIdx.y < half)
-#pragma unroll
-                for (int i = 0; i < V; i++) shared[thread * V + i] += shared[(thread + half * blockDim.x) * V + i];
-        }
-        if (threadIdx.y == 0 && at.inside)
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                partials[((Index)blockIdx.y * K + k) * channels + at.channel + i] = shared[thread * V + i];
+        for (int j = 1; j < join.joiners; j++) total[k] += values[k][j * join.width + join.channel];
+        partials[((Index)blockIdx.y * K + k) * channels + place] = total[k];
     }
 }
 
@@ -131,21 +165,44 @@ template <int K, typename F> __device__ inline void partial_sums(float* partials
     store_partials<K>(partials, at, channels, sums);
 }
 
-// Second stage: the sum of value k of a channel over all blocks. Blocks of FINAL_CHANNELS x FINAL_LANES threads; the
-// result is whole where threadIdx.y is 0.
+// Second stage. Blocks of FINAL_CHANNELS x FINAL_LANES threads: each lane adds the partial sums of some blocks, all loads of a
+// thread in flight together, then the lanes are joined in two steps.
 constexpr int FINAL_CHANNELS = 32;
 constexpr int FINAL_LANES = 32;
+constexpr int FINAL_THREADS = FINAL_CHANNELS * FINAL_LANES;  // in __launch_bounds__: a thread may have 64 registers
+constexpr int JOINING_LANES = 4;
 
-template <int K> __device__ inline double final_sum(const float* partials, int blocks, int channels, int channel, int k) {
-    __shared__ double shared[FINAL_LANES][FINAL_CHANNELS];
-    double sum = 0;
+// K sums over the lanes of a block; whole where threadIdx.y is 0.
+template <int K> __device__ inline void over_lanes(double (&sums)[K]) {
+    __shared__ double shared[K][FINAL_LANES][FINAL_CHANNELS];
+#pragma unroll
+    for (int k = 0; k < K; k++) shared[k][threadIdx.y][threadIdx.x] = sums[k];
+    __syncthreads();
+    if (threadIdx.y < JOINING_LANES)
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+#pragma unroll
+            for (int lane = JOINING_LANES; lane < FINAL_LANES; lane += JOINING_LANES)
+                sums[k] += shared[k][threadIdx.y + lane][threadIdx.x];
+            shared[k][threadIdx.y][threadIdx.x] = sums[k];
+        }
+    __syncthreads();
+    if (threadIdx.y == 0)
+#pragma unroll
+        for (int k = 0; k < K; k++)
+#pragma unroll
+            for (int lane = 1; lane < JOINING_LANES; lane++) sums[k] += shared[k][lane][threadIdx.x];
+}
+
+// The sums of all K values of a channel over all blocks; whole where threadIdx.y is 0.
+template <int K>
+__device__ inline void final_sums(const float* partials, int blocks, int channels, int channel, double (&sums)[K]) {
+#pragma unroll
+    for (int k = 0; k < K; k++) sums[k] = 0;
     if (channel < channels)
+#pragma unroll 4
         for (int block = threadIdx.y; block < blocks; block += FINAL_LANES)
-            sum += partials[((Index)block * K + k) * channels + channel];
-    __syncthreads();
-    shared[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    sum = 0;
-    for (int lane = 0; lane < FINAL_LANES; lane++) sum += shared[lane][threadIdx.x];
-    return sum;
+#pragma unroll
+            for (int k = 0; k < K; k++) sums[k] += partials[((Index)block * K + k) * channels + channel];
+    over_lanes<K>(sums);
 }

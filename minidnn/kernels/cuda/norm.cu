@@ -1,21 +1,15 @@
 // Batch normalisation (Ioffe & Szegedy 2015): per channel over all rows; statistics, weight and bias are float.
 // Local response normalisation (Krizhevsky et al. 2012): across neighbouring channels.
 
-// Chan, Golub & LeVeque 1983: count, mean and sum of squared deviations of the union of two samples.
-template <typename R> __device__ inline void join(R& count, R& mean, R& squares, R count1, R mean1, R squares1) {
-    if (count1 == 0) return;
-    R total = count + count1, delta = mean1 - mean, share = count1 / total;
-    mean += delta * share;
-    squares += squares1 + delta * delta * count * share;
-    count = total;
-}
-
-// One pass over x, and no cancellation: a thread counts deviations from the first value that it sees, so that a large mean
-// costs no digits and a thread with an outlier spoils its own share only; then threads and blocks are joined two by two.
+// Statistics in one pass over x, and no cancellation: a thread counts deviations from the first value that it sees, so that a
+// large mean costs no digits and a thread with an outlier spoils its own share only; then means and sums of squared deviations
+// of threads, and of blocks, are joined around one of the means (Chan, Golub & LeVeque 1983), in double.
 constexpr int BUNCH = 4;
 
 extern "C" __global__ void batch_norm_statistics_partial(float* partials, const T* x, Index rows, int channels) {
-    __shared__ float shared_mean[THREADS * V], shared_squares[THREADS * V], shared_count[THREADS];
+    __shared__ Pack<float, V> shared_mean[THREADS], shared_squares[THREADS];
+    __shared__ float shared_count[THREADS];
+    __shared__ double shared_total[3][THREADS];
     Rows at(channels);
     float mean[V] = {}, squares[V] = {}, count = 0;
     if (at.inside && at.first < rows) {
@@ -48,85 +42,71 @@ extern "C" __global__ void batch_norm_statistics_partial(float* partials, const 
     }
     int thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
-    for (int i = 0; i < V; i++) {
-        shared_mean[thread * V + i] = mean[i];
-        shared_squares[thread * V + i] = squares[i];
-    }
-    shared_count[thread] = count;
-    for (int half = blockDim.y / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.y < half) {
-            int other = thread + half * blockDim.x;
-            float total = count;
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                total = count;
-                join(total, shared_mean[thread * V + i], shared_squares[thread * V + i], shared_count[other],
-                     shared_mean[other * V + i], shared_squares[other * V + i]);
-            }
-            shared_count[thread] = count = total;
-        }
-    }
-    if (threadIdx.y == 0 && at.inside)
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            partials[((Index)blockIdx.y * 2) * channels + at.channel + i] = shared_mean[thread * V + i];
-            partials[((Index)blockIdx.y * 2 + 1) * channels + at.channel + i] = shared_squares[thread * V + i];
-        }
+    for (int i = 0; i < V; i++) shared_mean[thread].item[i] = mean[i], shared_squares[thread].item[i] = squares[i];
+    if (threadIdx.x == 0) shared_count[threadIdx.y] = count;
+    __syncthreads();
+    Join join;
+    float *means = shared_mean[0].item, *deviations = shared_squares[0].item, origin = means[join.channel];
+    double total[3] = {};  // count, deviation from the origin, square of that
+    join.lanes([&](int place, int lane) {
+        double rows = shared_count[lane], distance = means[place] - origin;
+        total[0] += rows;
+        total[1] += rows * distance;
+        total[2] += deviations[place] + rows * distance * distance;
+    });
+    for (int k = 0; k < 3; k++) shared_total[k][thread] = total[k];
+    __syncthreads();
+    int place = join.writes(channels);
+    if (place < 0) return;
+    for (int j = 1; j < join.joiners; j++)
+        for (int k = 0; k < 3; k++) total[k] += shared_total[k][j * join.width + join.channel];
+    double shift = total[1] / total[0], around = total[2] - shift * total[1];
+    partials[((Index)blockIdx.y * 2) * channels + place] = (float)(origin + shift);
+    partials[((Index)blockIdx.y * 2 + 1) * channels + place] = (float)(around < 0 ? 0.0 : around);
 }
 
-// The sum of a value over the lanes of a block, in every thread.
-__device__ inline double over_lanes(double value, double (*shared)[FINAL_CHANNELS]) {
-    __syncthreads();
-    shared[threadIdx.y][threadIdx.x] = value;
-    __syncthreads();
-    double sum = 0;
-    for (int lane = 0; lane < FINAL_LANES; lane++) sum += shared[lane][threadIdx.x];
-    return sum;
-}
-
-// The mean over all blocks, then the squares around it: two short passes without a division. f(channel, mean, variance).
-template <typename F> __device__ inline void moments(const float* partials, Index rows, int channels, int blocks, int lanes,
-                                                     F f) {
-    __shared__ double shared[FINAL_LANES][FINAL_CHANNELS];
+// Mean and variance of all rows from those of the blocks: f(channel, mean, variance).
+template <typename F> __device__ inline void moments(const float* partials, Index rows, int channels, Cut cut, F f) {
     int channel = blockIdx.x * FINAL_CHANNELS + threadIdx.x;
-    double sum = 0, squares = 0;
+    double sums[2] = {}, origin = channel < channels ? partials[channel] : 0.0f;
     if (channel < channels)
-        for (int block = threadIdx.y; block < blocks; block += FINAL_LANES)
-            sum += (double)rows_of_block(rows, block, blocks, lanes) * partials[(Index)block * 2 * channels + channel];
-    double centre = over_lanes(sum, shared) / (double)rows;
-    if (channel < channels)
-        for (int block = threadIdx.y; block < blocks; block += FINAL_LANES) {
-            double distance = partials[(Index)block * 2 * channels + channel] - centre;
-            squares += partials[((Index)block * 2 + 1) * channels + channel] +
-                       (double)rows_of_block(rows, block, blocks, lanes) * distance * distance;
+#pragma unroll 4
+        for (int block = threadIdx.y; block < cut.blocks; block += FINAL_LANES) {
+            const float* partial = partials + (Index)block * 2 * channels + channel;
+            double count = (double)cut.rows(block), distance = partial[0] - origin;
+            sums[0] += count * distance;
+            sums[1] += partial[channels] + count * distance * distance;
         }
-    squares = over_lanes(squares, shared);
-    if (threadIdx.y == 0 && channel < channels) f(channel, centre, squares / (double)rows);
+    over_lanes<2>(sums);
+    double shift = sums[0] / (double)rows, variance = sums[1] / (double)rows - shift * shift;
+    if (threadIdx.y == 0 && channel < channels) f(channel, origin + shift, variance < 0 ? 0.0 : variance);
 }
 
-extern "C" __global__ void batch_norm_statistics_final(float* mean, float* rstd, const float* partials, Index rows,
-                                                       int channels, int blocks, int lanes, double eps) {
-    moments(partials, rows, channels, blocks, lanes, [&](int channel, double centre, double variance) {
+extern "C" __global__ void __launch_bounds__(FINAL_THREADS) batch_norm_statistics_final(
+    float* mean, float* rstd, const float* partials, Index rows, int channels, Cut cut, double eps) {
+    moments(partials, rows, channels, cut, [&](int channel, double centre, double variance) {
         mean[channel] = (float)centre;
         rstd[channel] = (float)(1.0 / sqrt(variance + eps));
     });
 }
 
 // The same, and the running averages: momentum is not negative, so no block needs to know the counter.
-extern "C" __global__ void batch_norm_statistics_running_final(
+extern "C" __global__ void __launch_bounds__(FINAL_THREADS) batch_norm_statistics_running_final(
     float* mean, float* rstd, float* running_mean, float* running_var, long long* batches, const float* old_mean,
-    const float* old_var, const long long* old_batches, const float* partials, Index rows, int channels, int blocks,
-    int lanes, double eps, double momentum, double unbias) {
+    const float* old_var, const long long* old_batches, const float* partials, Index rows, int channels, Cut cut, double eps,
+    double momentum, double unbias) {
     if (blockIdx.x == 0 && threadIdx.x == 0 && threadIdx.y == 0) *batches = *old_batches + 1;
-    moments(partials, rows, channels, blocks, lanes, [&](int channel, double centre, double variance) {
+    int own = blockIdx.x * FINAL_CHANNELS + threadIdx.x;
+    bool writes = threadIdx.y == 0 && own < channels;
+    float mean_before = writes ? old_mean[own] : 0.0f, var_before = writes ? old_var[own] : 0.0f;  // early: a load takes long
+    moments(partials, rows, channels, cut, [&](int channel, double centre, double variance) {
         float inverse = (float)(1.0 / sqrt(variance + eps));
         double biased = 1.0 / ((double)inverse * inverse) - eps;  // as the row of its own does, from what it is given
         biased = biased < 0 ? 0 : biased;
         mean[channel] = (float)centre;
         rstd[channel] = inverse;
-        running_mean[channel] = (float)((1 - momentum) * old_mean[channel] + momentum * (float)centre);
-        running_var[channel] = (float)((1 - momentum) * old_var[channel] + momentum * biased * unbias);
+        running_mean[channel] = (float)((1 - momentum) * mean_before + momentum * (float)centre);
+        running_var[channel] = (float)((1 - momentum) * var_before + momentum * biased * unbias);
     });
 }
 
@@ -210,14 +190,14 @@ extern "C" __global__ void batch_norm_backward_weight_partial(float* partials, c
     });
 }
 
-extern "C" __global__ void batch_norm_backward_weight_final(float* d_weight, float* d_bias, const float* rstd,
-                                                            const float* partials, int channels, int blocks) {
+extern "C" __global__ void __launch_bounds__(FINAL_THREADS) batch_norm_backward_weight_final(
+    float* d_weight, float* d_bias, const float* rstd, const float* partials, int channels, int blocks) {
     int channel = blockIdx.x * FINAL_CHANNELS + threadIdx.x;
-    double along = final_sum<2>(partials, blocks, channels, channel, 0);
-    double total = final_sum<2>(partials, blocks, channels, channel, 1);
+    double sums[2];
+    final_sums<2>(partials, blocks, channels, channel, sums);
     if (threadIdx.y != 0 || channel >= channels) return;
-    d_weight[channel] = (float)(along * rstd[channel]);
-    d_bias[channel] = (float)total;
+    d_weight[channel] = (float)(sums[0] * rstd[channel]);
+    d_bias[channel] = (float)sums[1];
 }
 
 extern "C" __global__ void batch_norm_backward_data(T* dx, const T* dy, const T* x, const float* mean, const float* rstd,
@@ -267,12 +247,14 @@ extern "C" __global__ void channel_sum_partial(float* partials, const T* dy, Ind
     });
 }
 
-extern "C" __global__ void channel_sum_final(T* d_bias, const float* partials, int channels, int blocks, int accumulate) {
+extern "C" __global__ void __launch_bounds__(FINAL_THREADS) channel_sum_final(
+    T* d_bias, const float* partials, int channels, int blocks, int accumulate) {
     int channel = blockIdx.x * FINAL_CHANNELS + threadIdx.x;
-    double total = final_sum<1>(partials, blocks, channels, channel, 0);
+    double sums[1];
+    final_sums<1>(partials, blocks, channels, channel, sums);
     if (threadIdx.y != 0 || channel >= channels) return;
-    if (accumulate) total += to_float(d_bias[channel]);
-    assign(d_bias[channel], (float)total);
+    if (accumulate) sums[0] += to_float(d_bias[channel]);
+    assign(d_bias[channel], (float)sums[0]);
 }
 
 __device__ inline float power(float scale, float beta) {

@@ -243,12 +243,12 @@ extern "C" __global__ void subsample_backward_weight_partial(float* partials, co
     });
 }
 
-extern "C" __global__ void subsample_backward_weight_final(T* d_weight, T* d_bias, const float* partials, int channels,
-                                                           int blocks) {
+extern "C" __global__ void __launch_bounds__(FINAL_THREADS) subsample_backward_weight_final(
+    T* d_weight, T* d_bias, const float* partials, int channels, int blocks) {
     int channel = blockIdx.x * FINAL_CHANNELS + threadIdx.x;
-    double along = final_sum<2>(partials, blocks, channels, channel, 0);
-    double total = final_sum<2>(partials, blocks, channels, channel, 1);
+    double sums[2];
+    final_sums<2>(partials, blocks, channels, channel, sums);
     if (threadIdx.y != 0 || channel >= channels) return;
-    assign(d_weight[channel], (float)along);
-    assign(d_bias[channel], (float)total);
+    assign(d_weight[channel], (float)sums[0]);
+    assign(d_bias[channel], (float)sums[1]);
 }
