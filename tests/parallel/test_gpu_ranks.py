@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 import minidnn
+from minidnn import executors
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
 from minidnn.kernels.cuda_launch import WITHOUT_SCRATCH
@@ -278,3 +279,12 @@ def test_all_ranks_learn_their_device_or_one_sentence(monkeypatch):
 def test_arrays_of_the_emulated_device_travel_as_they_are():
     communicator = InProcess.group(1)[0]
     assert gpus.on_device(communicator, EmulatedDevice()) is gpus.on_device(communicator, None) is communicator
+
+
+def test_ranks_whose_gpu_is_the_bottleneck_are_submitted_row_by_row(fake, monkeypatch):
+    monkeypatch.setattr(executors, "ROW_SECONDS", 1e-12)
+    ours = trained("ring:nccl", device, as_processes=True)
+    assert [one.launches for one in ours] == [0, 0]
+    monkeypatch.setattr(executors, "launch_bound", lambda program: threading.current_thread().name.endswith("0"))
+    launches = [one.launches > 0 for one in trained("ring:nccl", device, as_processes=True)]
+    assert launches in ([True, True], [False, False]), "ranks that judge otherwise do as rank 0"
