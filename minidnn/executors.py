@@ -20,15 +20,9 @@ def launch_bound(program: Program) -> bool:
 
 
 def make_executor(
-    program: Program,
-    device: Device,
-    gpu: Profile,
-    precision: str,
-    allocator: str,
-    memory: int | None,
-    communicator: Communicator | None = None,
-    capture: str = "auto",
-) -> Executor:
+    program: Program, device: Device, gpu: Profile, precision: str, allocator: str, memory: int | None,
+    communicator: Communicator | None = None, capture: str = "auto",
+) -> Executor:  # fmt: skip
     """The executor of an allocator; with CUDA graphs where ``capture`` and the communicator allow it.
 
     ``"auto"``: always on one rank; on several only where the host could not keep up, for beside NCCL's kernels the graph of a

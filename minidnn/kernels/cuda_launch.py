@@ -122,16 +122,9 @@ class Launcher:
         self._launch = launch
 
     def launch(
-        self,
-        source: str,
-        name: str,
-        dtype: str,
-        by: Access,
-        grid: Sequence[int],
-        block: Sequence[int],
-        arguments: Sequence[Any],
-        options: tuple[str, ...] = (),
-    ) -> Work:
+        self, source: str, name: str, dtype: str, by: Access, grid: Sequence[int], block: Sequence[int],
+        arguments: Sequence[Any], options: tuple[str, ...] = (),
+    ) -> Work:  # fmt: skip
         """Bind a kernel. ``arguments``: ctypes values, and arrays, which are passed as their addresses."""
         function = self.library.function(source, name, dtype, by, options)
         return Launch(
@@ -139,17 +132,9 @@ class Launcher:
         )
 
     def flat(
-        self,
-        source: str,
-        name: str,
-        out: Array,
-        pointers: Sequence[Array],
-        values: Sequence[Any] = (),
-        *,
-        dtype: str = "",
-        by: Access | None = None,
-        options: tuple[str, ...] = (),
-    ) -> Work:
+        self, source: str, name: str, out: Array, pointers: Sequence[Array], values: Sequence[Any] = (), *,
+        dtype: str = "", by: Access | None = None, options: tuple[str, ...] = (),
+    ) -> Work:  # fmt: skip
         """Bind an element-wise kernel ``name(*pointers, size, *values)``: one pack a thread."""
         dtype, by = dtype or str(out.dtype), by or access(*pointers)
         size = int(out.size)
