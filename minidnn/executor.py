@@ -51,15 +51,9 @@ class Executor:
     """Runs the schedules of a program in its slab. Raises whatever the device raises when the slab cannot be had."""
 
     def __init__(
-        self,
-        program: Program,
-        device: Device,
-        profile: Profile,
-        precision: str,
-        *,
-        reserve: bool = True,
+        self, program: Program, device: Device, profile: Profile, precision: str, *, reserve: bool = True,
         communicator: Communicator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.program = program
         self.communicator = communicator
         self.device = device

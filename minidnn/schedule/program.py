@@ -167,17 +167,9 @@ def build_schedule(
 
 @uncollected()
 def build(
-    graph: Graph,
-    tail_graph: Graph | None,
-    plan: Plan,
-    recipe: Recipe,
-    tail_recipe: Recipe | None,
-    persistent: Persistent,
-    profile: Profile,
-    accumulate: int,
-    made: Mapping[str, Schedule],
-    inference: Graph | None = None,
-) -> Program:
+    graph: Graph, tail_graph: Graph | None, plan: Plan, recipe: Recipe, tail_recipe: Recipe | None, persistent: Persistent,
+    profile: Profile, accumulate: int, made: Mapping[str, Schedule], inference: Graph | None = None,
+) -> Program:  # fmt: skip
     """Lower every schedule, derive lifetimes, offsets and waits, and predict bytes and time. Looks at no budget.
 
     ``made``: schedules of this very plan and ``persistent`` that exist already. ``inference``: the graph that evaluation
