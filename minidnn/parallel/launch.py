@@ -27,14 +27,15 @@ class Place:
 
 
 # launcher -> (rank, size, local rank, local size); the first that is there decides. Slurm comes last, because its
-# variables are there, too, where mpiexec is started inside an allocation.
+# variables are there, too, where mpiexec is started inside an allocation. The size is that of the step, which srun alone
+# sets: a script of sbatch has SLURM_NTASKS and SLURM_PROCID=0, and is one process all the same.
 _VARIABLES = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "Open MPI": (
         "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
     ),
     "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 }  # fmt: skip
 
 

@@ -25,7 +25,8 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }  # fmt: skip
 MPICH = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "3"}
-SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_NTASKS_PER_NODE": "2(x2)"}
+SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_NTASKS_PER_NODE": "2(x2)"}
+SLURM = SBATCH | {"SLURM_STEP_NUM_TASKS": "4"}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,7 @@ SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_
         (OPEN_MPI, Place(1, 2, 1, 2, "Open MPI")),
         (MPICH, Place(2, 3, 2, 3, "MPICH")),
         (SLURM, Place(0, 4, 0, 2, "Slurm")),
+        (SBATCH, Place()),  # the script itself, in which srun was not said
         (SLURM | OPEN_MPI, Place(1, 2, 1, 2, "Open MPI")),  # mpiexec inside an allocation
         (OPEN_MPI | {"PMI_RANK": "1", "PMI_SIZE": "2"}, Place(1, 2, 1, 2, "Open MPI")),
     ],
