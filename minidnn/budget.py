@@ -37,7 +37,7 @@ MODULE_BYTES = 64 << 20
 """Kernels that are compiled and modules of libraries that are loaded after a device was opened, at most: seen, 20 MiB."""
 
 NODE_BYTES = 2 * 2048
-"""Of a captured kernel: a node of a graph takes up to 2 KiB outside the slab, and there is a graph for each pinned slot."""
+"""Of a captured kernel: a node of a graph takes up to 2 KiB outside the slab, and as much again is kept for the graphs."""
 
 LAYER_KERNELS = 8
 """Kernels of a layer in a training step, at most."""

@@ -13,7 +13,6 @@ from minidnn.device.base import Device
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
 from minidnn.fuse import check_fusions
-from minidnn.parallel.communicator import Communicator
 from minidnn.schedule.ranks import Strategy
 from minidnn.schedule.recipe import Recipe
 
@@ -64,16 +63,12 @@ def check_strategy(strategy: Strategy, accumulate: int, allocator: str, clip_gra
         )
 
 
-def check_capture(
-    capture: str, allocator: str, device: str | Device | None, opened: Device | None, communicator: Communicator | None
-) -> None:
-    """CUDA graphs, where they are insisted on, need a GPU, calls that can be captured, and addresses that stay."""
+def check_capture(capture: str, allocator: str, device: str | Device | None, opened: Device | None) -> None:
+    """CUDA graphs, where they are insisted on, need a GPU and addresses that stay."""
     if capture != "on":
         return
-    captures = hasattr(opened, "capture")
-    if not captures or not (communicator is None or communicator.capturable):
-        what = communicator.name if captures and communicator else f"device={device!r}"
-        raise UserError(f"capture='on' cannot be combined with {what}; leave capture out")
+    if not hasattr(opened, "capture"):
+        raise UserError(f"capture='on' cannot be combined with device={device!r}; leave capture out")
     if allocator == "pool":
         raise UserError("capture='on' needs addresses that stay, which allocator='pool' has not; leave one of them out")
 

@@ -25,8 +25,12 @@ BATCHES_IN_FLIGHT = 2
 
 
 class BoundRow(NamedTuple):
-    """A row on fixed addresses. ``works`` has one entry, or one for each pinned slot."""
+    """A row on fixed addresses, or several that are submitted as one: ``rows`` are their numbers in the schedule.
 
+    ``works`` has one entry, or one for each pinned slot.
+    """
+
+    rows: tuple[int, ...]
     stream: str
     works: tuple[Work | None, ...]
     waits: tuple[tuple[int, int], ...]  # (row, lag)
@@ -91,16 +95,17 @@ class Executor:
             awaited = {w.row for row in schedule.rows for w in row.waits}
             awaited |= {i for i, row in enumerate(schedule.rows) if row.op is Op.FETCH}
             awaited |= set({row.stream: i for i, row in enumerate(schedule.rows)}.values())
-            rows = [self._bind(row, schedule, results, i in awaited) for i, row in enumerate(schedule.rows)]
+            rows = [self._bind(i, schedule, results, i in awaited) for i in range(len(schedule.rows))]
             self._bound[name] = BoundSchedule(schedule, rows, results)
         return self._bound[name]
 
-    def _bind(self, row: Instruction, schedule: Schedule, results: dict[str, Array], record: bool) -> BoundRow:
+    def _bind(self, index: int, schedule: Schedule, results: dict[str, Array], record: bool) -> BoundRow:
+        row = schedule.rows[index]
         seconds = row_seconds(row, self._profile, self._precision)
         waits = tuple((w.row, w.lag) for w in row.waits)
         slotted = any(v.buffer in self._slots for v in (*row.writes, *row.reads))
         works = tuple(self._work(row, schedule, results, slot) for slot in range(BATCHES_IN_FLIGHT if slotted else 1))
-        return BoundRow(row.stream, works, waits, seconds, record)
+        return BoundRow((index,), row.stream, works, waits, seconds, record)
 
     def _work(self, row: Instruction, schedule: Schedule, results: dict[str, Array], slot: int) -> Work | None:
         if row.op in (Op.FREE, Op.HOLD):
@@ -143,30 +148,31 @@ class Executor:
         # Not the declared cycle: the first row of every stream waits for the last row of every stream.
         fence = [last.events[i] for i in last.tails] if last is not None and not cyclic else []
         submit = self.device.submit
-        events: list[Event] = []
-        append = events.append
-        for index, (stream, works, waits, seconds, record) in enumerate(bound.rows):
+        events: list[Event] = [None] * len(bound.rows)
+        for rows, stream, works, waits, seconds, record in self.units(bound):
             after: Sequence[Event] = ()
             if waits:
                 after = [events[w] if not lag else before[w] for w, lag in waits if not lag or before]
-            if fence and index in bound.heads:
+            if fence and rows[0] in bound.heads:
                 after = [*after, *fence]
-            append(submit(stream, works[parity if len(works) > 1 else 0], after, seconds, record))
+            event = submit(stream, works[parity if len(works) > 1 else 0], after, seconds, record)
+            if record:
+                events[rows[-1]] = event
         bound.events = events
         self._last = bound
         self._runs += 1
         end = self._ends[parity] = events[bound.result_row]
         return end
 
-    def align(self) -> None:
-        """Let the next run use the first pinned slot, on ranks that have made different numbers of runs."""
-        self._runs += self._runs % BATCHES_IN_FLIGHT
+    def units(self, bound: BoundSchedule) -> Sequence[BoundRow]:
+        """What is submitted one by one: the rows."""
+        return bound.rows
 
     def close(self) -> None:
-        """Give the device's memory back."""
+        """Give the device's memory back. The device itself stays."""
         self._bound.clear()
         self._last = None
-        self.device.close()
+        self.device.release()
 
 
 def _bytes(buffer: Buffer) -> TensorSpec:

@@ -62,7 +62,7 @@ def prepare(
     opened = _open(device, kind, deterministic)
     try:
         communicator = None if communicator is None else on_device(communicator, opened)
-        check_capture(capture, allocator, device, opened, communicator)
+        check_capture(capture, allocator, device, opened)
         check_device(device, opened, process_memory, recipe)
         if recipe is None:
             recipe = make_recipe(graph, kind, limit, deterministic, fusions, opened)

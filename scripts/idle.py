@@ -40,12 +40,12 @@ def row_times(step: minidnn.CompiledStep, schedule: str = "train") -> dict[str, 
         work = made.works[0]
         if work is None or row.stream != COMPUTE or (key := key_of(row)) in found:
             continue
-        graph = device.capture(lambda work=work: [work() for _ in range(CALLS)])
+        replay = device.capture(lambda work=work: [work() for _ in range(CALLS)])
         times = []
         for _ in range(REPEATS + 1):
             device.synchronize()
             before = device.seconds()
-            device.launch(graph)
+            replay()
             device.synchronize()
             times.append((device.seconds() - before) / CALLS)
         found[key] = statistics.median(times[1:])

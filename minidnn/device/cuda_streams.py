@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from minidnn.device.base import Work
@@ -10,16 +11,12 @@ from minidnn.schedule.instruction import COMPUTE, STREAMS
 
 
 class CudaEvent:
-    """Completion of a submitted work. Returns its CUDA event to the device's pool when nobody can wait for it any more.
+    """Completion of a submitted work. Returns its CUDA event to the device's pool when nobody can wait for it any more."""
 
-    ``epoch``: 0, or the number of the capture in which it was recorded; outside of that it stands for nothing.
-    """
+    __slots__ = ("_free", "pointer")
 
-    __slots__ = ("_free", "epoch", "pointer")
-
-    def __init__(self, pointer: int, free: list[int], epoch: int) -> None:
+    def __init__(self, pointer: int, free: list[int]) -> None:
         self.pointer = pointer
-        self.epoch = epoch
         self._free = free
 
     def __del__(self) -> None:
@@ -36,7 +33,6 @@ class CudaStreams:
         self._pointers = {stream: int(self._streams[stream].ptr) for stream in STREAMS}
         self._all_events: list[int] = []
         self._free_events: list[int] = []
-        self._epoch = self._captures = 0
         self._elapsed = 0.0
         self._mark = self._timed_event()
 
@@ -51,11 +47,10 @@ class CudaStreams:
     def submit(
         self, stream: str, work: Work | None, waits: Sequence[CudaEvent], seconds: float, record: bool
     ) -> CudaEvent | None:
-        """Enqueue a work. Waits for events of another epoch are left out: a capture begins and ends with all streams empty."""
+        """Enqueue a work behind what the events stand for. Returns its own, if it is to be recorded."""
         pointer = self._pointers[stream]
         for event in waits:
-            if event.epoch == self._epoch:
-                self._runtime.streamWaitEvent(pointer, event.pointer, 0)
+            self._runtime.streamWaitEvent(pointer, event.pointer, 0)
         if work is not None:
             try:
                 work()
@@ -70,7 +65,7 @@ class CudaStreams:
             pointer = int(self._runtime.eventCreateWithFlags(self._runtime.eventDisableTiming))
             self._all_events.append(pointer)
             self._free_events.append(pointer)
-        event = CudaEvent(self._free_events.pop(), self._free_events, self._epoch)
+        event = CudaEvent(self._free_events.pop(), self._free_events)
         self._runtime.eventRecord(event.pointer, stream)
         return event
 
@@ -84,61 +79,29 @@ class CudaStreams:
             self._runtime.streamSynchronize(pointer)
 
     # -- graphs -----------------------------------------------------------------------------------------------------
-    def capture(self, submit: Callable[[], object]) -> Any:
-        """Record everything that ``submit`` submits as one CUDA graph, for ``launch``. Nothing of it runs.
+    def capture(self, submit: Callable[[], object]) -> Work:
+        """Record what ``submit`` enqueues on ``compute``, and on no other stream, as a CUDA graph. Returns what replays it there.
 
-        Run it once before: cuDNN and the driver load modules at the first run of a kernel, which a capture forbids. The
-        streams fork from ``compute`` and join it again, so a launch is one unit of work on ``compute``.
+        Nothing of it runs. Run it once before: cuDNN and the driver load modules at the first run of a kernel, which a
+        capture forbids.
         """
         self.synchronize()
-        compute, others = self._pointers[COMPUTE], [p for s, p in self._pointers.items() if s != COMPUTE]
-        self._captures += 1
-        self._streams[COMPUTE].begin_capture()
-        self._epoch = self._captures
+        stream = self._streams[COMPUTE]
+        stream.begin_capture()
         try:
-            fork = self._record(compute)
-            for pointer in others:
-                self._runtime.streamWaitEvent(pointer, fork.pointer, 0)
             submit()
-            for pointer in others:
-                self._runtime.streamWaitEvent(compute, self._record(pointer).pointer, 0)
         finally:
-            self._epoch = 0
             try:
-                graph = self._streams[COMPUTE].end_capture()
+                graph = stream.end_capture()
             except RuntimeError as error:
                 self._require_room(error, "a graph was made")
                 raise
         try:
-            graph.upload(self._streams[COMPUTE])
+            graph.upload(stream)
         except RuntimeError as error:
             self._require_room(error, "a graph was made")
             raise
-        return graph
-
-    def launch(self, graph: Any, *, alone: bool = True) -> CudaEvent:
-        """Replay a captured graph after all that was submitted before it. Returns its end.
-
-        ``alone``: also before all that will be submitted; else only before what comes on ``compute``.
-        """
-        compute, others = self._pointers[COMPUTE], [p for s, p in self._pointers.items() if s != COMPUTE]
-        for pointer in others:
-            self._runtime.streamWaitEvent(compute, self._record(pointer).pointer, 0)
-        graph.launch(self._streams[COMPUTE])
-        end = self._record(compute)
-        if alone:
-            self.follow(end)
-        return end
-
-    def follow(self, event: CudaEvent) -> None:
-        """Let every stream wait for an event."""
-        for pointer in self._pointers.values():
-            self._runtime.streamWaitEvent(pointer, event.pointer, 0)
-
-    def follow_all(self) -> None:
-        """Let every stream wait for all that was submitted to any."""
-        for event in [self._record(pointer) for pointer in self._pointers.values()]:
-            self.follow(event)
+        return partial(graph.launch, stream)
 
     # -- the clock --------------------------------------------------------------------------------------------------
     def _timed_event(self) -> Any:

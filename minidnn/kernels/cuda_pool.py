@@ -18,6 +18,7 @@ from minidnn.kernels.cuda_launch import (
 )
 
 WARP = 32
+TILE = 2  # rows and columns of dx that a thread makes, at most, where windows overlap; as in pool.cu
 
 
 def _window(x: Array, y: Array, kernel: Pair, stride: Pair, padding: Pair) -> Any:
@@ -26,15 +27,15 @@ def _window(x: Array, y: Array, kernel: Pair, stride: Pair, padding: Pair) -> An
 
 def _gather(
     on: Launcher, name: str, out: Array, columns: int, operands: list[Any], packed: tuple[Array, ...], *rest: Any,
-    options: tuple[str, ...] = (),
+    options: tuple[str, ...] = (), rows: int = 0,
 ) -> Work:  # fmt: skip
     """Bind ``name(*operands, *rest)`` with one thread for each pack of ``out``; ``packed``: what moves in packs.
 
-    A block works on ``columns`` neighbouring positions, a row of the image, or on 256 packs of them.
+    A block works on ``columns`` neighbouring positions, one of ``rows`` (0: those of ``out``), or on 256 packs of them.
     """
     by = access(*packed, extents=(int(out.shape[-1]),))
     packs = columns * int(out.shape[-1]) // by.width
-    rows = int(out.size) // (packs * by.width)
+    rows = rows or int(out.size) // (packs * by.width)
     threads = min(THREADS, -(-packs // WARP) * WARP)
     grid = (rows, -(-packs // threads))
     return on.launch("pool", name, str(out.dtype), by, grid, (threads,), [*operands, *rest], options)
@@ -69,7 +70,9 @@ def max_pool_backward(
     covered = tuple(extent * step for extent, step in zip(dy.shape[1:3], stride, strict=True))
     if kernel == stride and padding == (0, 0) and covered == tuple(dx.shape[1:3]):
         return _gather(on, "max_pool_backward_tiles", dy, dy.shape[2], [*operands], operands, window, options=options)
-    return _gather(on, "max_pool_backward", dx, dx.shape[2], [*operands], operands, window, options=options)
+    down, across = (-(-extent // min(step, TILE)) for extent, step in zip(dx.shape[1:3], stride, strict=True))
+    rows = dx.shape[0] * down
+    return _gather(on, "max_pool_backward", dx, across, [*operands], operands, window, options=options, rows=rows)
 
 
 def avg_pool_forward(on: Launcher, y: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Work:

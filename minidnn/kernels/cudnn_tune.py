@@ -192,7 +192,14 @@ class Tuner:
         """Memory full of normal numbers: on zeros some engines are faster than on any real batch."""
         runtime, size = self._cupy.cuda.runtime, math.prod(shape)
         block = np.random.default_rng(0).standard_normal(min(size, BLOCK_ELEMENTS), np.float32).astype(dtype)
-        memory = self._cupy.cuda.Memory(size * block.itemsize)
+        try:
+            memory = self._cupy.cuda.Memory(size * block.itemsize)
+        except (self._cupy.cuda.runtime.CUDARuntimeError, MemoryError):
+            raise UserError(
+                f"the search for the fastest engines needs {size * block.itemsize} bytes for a tensor {shape}, and "
+                f"{self._cupy.cuda.runtime.memGetInfo()[0]} are free; give a smaller batch or a --recipe, or end what else "
+                "runs there"
+            ) from None
         stream, whole, filled = self._stream.ptr, size * block.itemsize, block.nbytes
         runtime.memcpyAsync(memory.ptr, block.ctypes.data, filled, runtime.memcpyHostToDevice, stream)
         while filled < whole:

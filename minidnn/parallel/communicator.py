@@ -44,13 +44,12 @@ class Signs:
 
 
 class Communicator(Protocol):
-    """What a group of ranks offers each of them. ``capturable``: whether its calls can be part of a CUDA graph."""
+    """What a group of ranks offers each of them."""
 
     rank: int
     size: int
     name: str
     signs: Signs
-    capturable: bool
 
     def post(self, array: Any, peer: int) -> None:
         """Begin to send: the first half of a ring step. The array must not change before ``recv`` or ``settle`` returns."""

@@ -39,7 +39,7 @@ class Gloo:
         self._torch: Any = torch
         self._distributed: Any = distributed
         self.rank, self.size, self._address = place.rank, place.size, place.address
-        self.signs, self.capturable, self.threads = Signs(), place.size == 1, True
+        self.signs, self.threads = Signs(), True
         self._posted: list[tuple[Any, Any]] = []
         try:
             distributed.init_process_group("gloo", timeout=_FOR_EVER, rank=self.rank, world_size=self.size)

@@ -43,7 +43,7 @@ class InProcess:
 
     def __init__(self, group: _Group, rank: int) -> None:
         self._group, self.rank, self.size = group, rank, group.size
-        self.signs, self.capturable = Signs(), self.size == 1
+        self.signs = Signs()
         self.ring_steps = self.sent_bytes = self.collectives = 0
 
     @staticmethod

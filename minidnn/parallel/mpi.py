@@ -32,7 +32,7 @@ class Mpi:
                 f"{self.size}: mpi4py uses another MPI than the launcher; install both from one: pip install "
                 "'minidnn-layup[mpi]'"
             )
-        self.signs, self.capturable = Signs(), self.size == 1
+        self.signs = Signs()
         self.threads = bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
         self._posted: list[Any] = []
 

@@ -29,7 +29,6 @@ class Nccl(Bootstrapped):
     """
 
     name = "NCCL"
-    capturable = True
 
     def __init__(self, bootstrap: Communicator, stream: int) -> None:
         super().__init__(bootstrap)

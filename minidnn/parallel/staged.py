@@ -23,7 +23,7 @@ class Staged(Bootstrapped):
     def __init__(self, bootstrap: Communicator, device: Device) -> None:
         super().__init__(bootstrap)
         self._device = device
-        self.name, self.capturable = f"{bootstrap.name} through the host", bootstrap.size == 1
+        self.name = f"{bootstrap.name} through the host"
 
     def _run(self, work: Work) -> None:
         self._device.wait(self._device.submit(COMM, work, (), 0.0, True))

@@ -42,7 +42,7 @@ class ParallelStep(CompiledStep):
         self.ranks, self.communicator = request.ranks, request.communicator
         self._pending: int | None = None  # which gradient strip waits for its exchange
         self._pending_lr = 0.0
-        self._agreed = self._aligned = True  # state, and pinned slots, of all ranks
+        self._agreed = True  # the state of all ranks
         super().__init__(request, plan, program, memory)
         self.whole_batch, self.whole_tail = self.ranks.batch, self.ranks.tail
         if request.device is not None:
@@ -117,9 +117,7 @@ class ParallelStep(CompiledStep):
             )
         self.rules.check(x, y)
         self.communicator.signs.mark(self.steps + 1)
-        if not self._aligned:
-            self.executor.align()
-        self._agreed, self._aligned = False, True
+        self._agreed = False
         weight = self.ranks.weight(whole)
         if self.ranks.strategy.delayed and (self._pending is not None or self.updates >= self.ranks.strategy.warmup):
             return self._run_delayed(x, y, whole, lr, weight)
@@ -183,7 +181,6 @@ class ParallelStep(CompiledStep):
         """Logits of this rank's ``x``, any N >= 1. The first call after training is collective: it lets the ranks agree."""
         self.agree()
         self.communicator.signs.mark()
-        self._aligned = False  # others may have more or less to evaluate
         return super().evaluate(x)
 
     # -- state ------------------------------------------------------------------------------------------------------

@@ -43,7 +43,6 @@ from protocol_nets import (
 import minidnn
 from minidnn.device.cuda import CudaDevice
 from minidnn.errors import UserError
-from minidnn.executor import BATCHES_IN_FLIGHT
 from minidnn.fuse import fuse
 from minidnn.metrics import provenance, write_json
 from minidnn.precision import precision as find_precision
@@ -101,9 +100,9 @@ def check_capture(args: argparse.Namespace, graph: minidnn.Graph) -> dict[str, A
         expected = train(step, data)
     with on_gpu(graph, args, capture="on") as step:
         found = train(step, data)
-        captured = len(step.executor._graphs)  # type: ignore[attr-defined]
+        captured = step.executor.graphs  # type: ignore[attr-defined]
     result = equal(found, expected)
-    return result | {"passed": result["passed"] and captured == BATCHES_IN_FLIGHT, "graphs": captured}
+    return result | {"passed": result["passed"] and captured >= 2, "graphs": captured}
 
 
 def plans(graph: minidnn.Graph) -> dict[str, Plan]:

@@ -116,7 +116,7 @@ def test_pooling_has_a_thread_for_every_pack_of_its_result(channels, packs):
     overlapping = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
     for name, shapes, pool, (n, h, w, _) in (
         ("max_pool_forward", (small, (small, "uint8"), large), beside, small),
-        ("max_pool_backward", (large, small, (small, "uint8")), overlapping, large),
+        ("max_pool_backward", (large, small, (small, "uint8")), overlapping, small),  # and two rows of two columns
         ("max_pool_backward", (large, small, (small, "uint8")), beside, small),  # a thread writes a whole window
     ):
         ((_, grid, block, _),) = launches(name, *shapes, **pool)

@@ -1,6 +1,5 @@
 """The CUDA device: its ordering and bookkeeping on a fake CUDA everywhere, its arithmetic on a real one where there is one."""
 
-import dataclasses
 import gc
 import subprocess
 import sys
@@ -11,12 +10,12 @@ import pytest
 
 import minidnn
 import tests.backend.fake_cuda as fake_cuda
-from minidnn.capture import head_rows
+from minidnn.capture import segments
 from minidnn.device.cuda import CudaDevice
 from minidnn.device.cuda_libraries import parse_device
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
-from minidnn.schedule.instruction import COMPUTE, D2H, H2D, Op
+from minidnn.schedule.instruction import COMPUTE, D2H, H2D
 from minidnn.schedule.plan import Plan
 from minidnn.spec import TensorSpec
 from tests.backend.cuda_nets import FIXED_BYTES, MOVING, OPTIMIZER, batches, compiled, device, net, usable_cupy
@@ -80,7 +79,7 @@ CAPTURED_PLANS = {"keep": minidnn.keep(), "moving": MOVING, "streamed": Plan(str
 
 @pytest.mark.parametrize("plan", CAPTURED_PLANS)
 def test_captured_steps_give_the_same_bits_between_all_that_is_not_captured(cuda, plan):
-    """Two runs row by row load the kernels, the others are launches; evaluation and gradients come in between."""
+    """A run row by row loads the kernels, the others are launches; evaluation and gradients come in between."""
     data = batches(9)
     one, other = (
         minidnn.compile(net(), optimizer=OPTIMIZER, device=EmulatedDevice()),
@@ -97,41 +96,51 @@ def test_captured_steps_give_the_same_bits_between_all_that_is_not_captured(cuda
                 found += step.gradients(x, y).values()
             found.append(result.loss if count % 3 else 0.0)
         outcomes.append([*found, *step.state_dict().values()])
-    assert cuda.launched == 7
+    assert cuda.launched == 8 * other.executor.graphs and other.executor.graphs >= 2, "all but the first run"
     for found, expected in zip(*reversed(outcomes), strict=True):
         np.testing.assert_array_equal(found, expected)
     other.close()
 
 
 def test_the_batch_of_a_captured_step_travels_beside_the_step_before(cuda):
-    """Its copy waits for the rows that read the staging buffer, not for the end of the graph."""
+    """Its copy waits for the rows that read the staging buffer, not for the end of a graph."""
     step = on_cuda("on")
     data = batches(4)
-    train(step, data[:2])
-    executor = step.executor
-    waits = []
+    train(step, data[:3])
+    executor, submitted = step.executor, []
     submit = executor.device.submit
 
     def spy(stream, work, after, seconds, record):
-        if stream == H2D:
-            waits.append([event.pointer for event in after])
-        return submit(stream, work, after, seconds, record)
+        event = submit(stream, work, after, seconds, record)
+        submitted.append((stream, getattr(work, "func", None), [e.pointer for e in after], event and event.pointer))
+        return event
 
     executor.device.submit = spy
-    train(step, data[2:3])
-    staged, end = [event.pointer for event in executor._staged], executor._end.pointer
-    waits.clear()
     train(step, data[3:])
-    assert waits[0] == staged and end not in waits[0]
+    (copy,) = [waits for stream, _, waits, _ in submitted if stream == H2D]
+    last_run = executor.bound("train").events
+    graphs = [unit.rows[-1] for unit in executor.units(executor.bound("train")) if len(unit.rows) > 1]
+    assert len(graphs) == 2 and copy
+    assert not set(copy) & {last_run[row].pointer for row in graphs if last_run[row] is not None}
 
 
-def test_a_head_that_is_more_than_the_way_of_the_batch_goes_into_the_graph():
-    schedule = minidnn.compile(net(), minidnn.keep(), device=None).program["train"]
-    count = head_rows(schedule)
-    assert {row.op for row in schedule.rows[:count]} <= {Op.INPUT, Op.ALLOC} and schedule.rows[count - 1].op is Op.INPUT
-    assert all(row.op is not Op.INPUT for row in schedule.rows[count:])
-    copy = schedule.rows[count - 1]._replace(op=Op.LOAD, stream=H2D)
-    assert head_rows(dataclasses.replace(schedule, rows=(copy, *schedule.rows))) == 0
+@pytest.mark.parametrize("plan", CAPTURED_PLANS)
+def test_a_segment_waits_at_its_first_row_and_is_waited_for_at_its_last(cuda, plan):
+    step = on_cuda("on", plan=CAPTURED_PLANS[plan])
+    rows = step.executor.bound("train").rows
+    found = segments(rows)
+    assert sorted(index for segment in found for row in segment for index in row.rows) == list(range(len(rows)))
+    for segment in found:
+        assert len(segment) == 1 or all(row.stream == COMPUTE for row in segment)
+        assert not any(row.waits for row in segment[1:]) and not any(row.record for row in segment[:-1])
+    order = [row.rows[0] for segment in found for row in segment]
+    for stream in {row.stream for row in rows}:
+        own = [index for index in order if rows[index].stream == stream]
+        assert own == sorted(own), "a stream keeps its order"
+    place = {segment[-1].rows[0]: number for number, segment in enumerate(found)}
+    for number, segment in enumerate(found):
+        for row in segment:
+            assert all(place[w] < number for w, lag in row.waits if not lag), "what is waited for was submitted before"
 
 
 def test_capture_is_refused_where_there_is_nothing_to_capture():
@@ -148,7 +157,6 @@ def test_a_failing_capture_leaves_the_device_usable(cuda):
     opened = step.executor.device
 
     def fail():
-        opened.submit(H2D, None, (), 0.0, True)
         raise KeyError("in the middle")
 
     with pytest.raises(KeyError):

@@ -124,6 +124,12 @@ def test_an_engine_that_is_far_behind_is_timed_once(tuner):
     assert [engines.runs.count(number) for number in (7, 4, 9)] == [often, often, 2]
 
 
+def test_operands_without_room_are_refused_with_the_figures(tuner):
+    made, _ = tuner({7: 10})
+    with pytest.raises(UserError, match=r"needs 4294967296 bytes for a tensor \(32768, 32768\), and \d+ are free"):
+        made._random((1 << 15, 1 << 15), np.dtype("float32"))
+
+
 def test_where_no_engine_is_offered_our_own_kernel_is_taken(tuner):
     made, _ = tuner({})
     assert made.fastest(PROBLEM, None, np.dtype("float32")) == OWN

@@ -17,7 +17,6 @@ class Processes:
     """Threads that pass for processes: their arrays on a GPU travel by NCCL, not through the host."""
 
     name = "processes"
-    capturable = False
 
     def __init__(self, inner):
         self.rank, self.size, self.signs = inner.rank, inner.size, inner.signs

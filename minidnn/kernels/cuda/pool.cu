@@ -91,19 +91,46 @@ template <typename F> __device__ inline void each_window(const Place& in, const 
         }
 }
 
+// How many rows and columns of dx a thread makes: those between two windows see much the same ones.
+#ifdef KERNEL_H
+constexpr int TILE_H = STRIDE_H > 1 ? 2 : 1, TILE_W = STRIDE_W > 1 ? 2 : 1;
+#else
+constexpr int TILE_H = 1, TILE_W = 1;
+#endif
+
 extern "C" __global__ void max_pool_backward(T* dx, const T* dy, const Byte* index, Window window) {
     Window s = fixed(window);
-    Place in(s.h, s.w, s.c);
-    if (!in.inside) return;
-    float sum[V] = {};
-    each_window(in, s, [&](Index place, int tap) {
-        float gradient[V];
-        load<V>(gradient, dy + place);
-        Pack<Byte, V> chosen = fetch<V>(index + place);
+    Place tile((s.h + TILE_H - 1) / TILE_H, (s.w + TILE_W - 1) / TILE_W, s.c);
+    if (!tile.inside) return;
+    int row = tile.row * TILE_H, column = tile.column * TILE_W, p0, p1, q0, q1, other;
+    holders(row, s.pad_h, s.kernel_h, s.stride_h, s.p, p0, other);
+    holders(min(row + TILE_H, s.h) - 1, s.pad_h, s.kernel_h, s.stride_h, s.p, other, p1);
+    holders(column, s.pad_w, s.kernel_w, s.stride_w, s.q, q0, other);
+    holders(min(column + TILE_W, s.w) - 1, s.pad_w, s.kernel_w, s.stride_w, s.q, other, q1);
+    float sum[TILE_H][TILE_W][V] = {};
+    for (int p = p0; p <= p1; p++)
+        for (int q = q0; q <= q1; q++) {
+            Index place = at(tile.image, p, q, s.p, s.q, s.c) + tile.channel;
+            float gradient[V];
+            load<V>(gradient, dy + place);
+            Pack<Byte, V> chosen = fetch<V>(index + place);
 #pragma unroll
-        for (int i = 0; i < V; i++) sum[i] += chosen.item[i] == tap ? gradient[i] : 0.0f;
-    });
-    store<V>(dx + at(in.image, in.row, in.column, s.h, s.w, s.c) + in.channel, sum);
+            for (int a = 0; a < TILE_H; a++)
+#pragma unroll
+                for (int b = 0; b < TILE_W; b++) {
+                    int r = row + a + s.pad_h - p * s.stride_h, t = column + b + s.pad_w - q * s.stride_w;
+                    bool held = 0 <= r && r < s.kernel_h && 0 <= t && t < s.kernel_w;
+                    int tap = held ? r * s.kernel_w + t : -1;
+#pragma unroll
+                    for (int i = 0; i < V; i++) sum[a][b][i] += chosen.item[i] == tap ? gradient[i] : 0.0f;
+                }
+        }
+#pragma unroll
+    for (int a = 0; a < TILE_H; a++)
+#pragma unroll
+        for (int b = 0; b < TILE_W; b++)
+            if (row + a < s.h && column + b < s.w)
+                store<V>(dx + at(tile.image, row + a, column + b, s.h, s.w, s.c) + tile.channel, sum[a][b]);
 }
 
 // The same where the windows lie side by side and cover x: a thread writes all of one window.
