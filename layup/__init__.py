@@ -16,6 +16,7 @@ from layup.planned import Planned, planned
 from layup.planner import Planner
 from layup.refusal import refuse
 from minidnn.budget import parse_bytes
+from minidnn.compile import make_step
 from minidnn.errors import UserError
 from minidnn.layers import Graph
 from minidnn.prepare import prepare
@@ -74,7 +75,7 @@ def compile(
     with _request(graph, cost, same, lasts=True) as request:
         with uncollected():
             chosen = _choose(_planner(request, policy, host_memory, theta, streamed), memory)
-        return request.step(chosen.plan, chosen.program, chosen.memory)
+        return make_step(request, chosen.plan, chosen.program, chosen.memory)
 
 
 def minimum_memory(
@@ -142,9 +143,8 @@ def _request(
         yield request
         done = True
     finally:
-        opened = isinstance(same.get("device", "emulated"), str)
-        if request.device is not None and opened and not (lasts and done):
-            request.device.close()
+        if not (lasts and done):
+            request.close_device()
 
 
 def _planner(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from layup.cost import Costs
+from layup.unit import LayerCost
 from minidnn.schedule.text import human_bytes
 
 COMPUTE_SENSITIVE, TRANSFER_SENSITIVE, STRUCTURAL = "compute-sensitive", "transfer-sensitive", "structural"
@@ -15,25 +16,27 @@ THETAS = (1.0, 2.0)
 
 
 class Classification(NamedTuple):
-    """A layer's row of the table. Seconds and bytes.
+    """A layer's row of the table: its costs, and its class.
 
     ``since``: forward time since the last offload, this layer included; ``ratio``: transfer over ``since``; the copy hides if
     it is below theta. ``kind_of_cost``: the class at the theta asked for; ``at_thetas``: at the known readings, 1.0 and 2.0.
-    ``unit``: the layer whose decision governs (an in-place chain is one unit, classified where it ends).
     """
 
-    layer: str
-    kind: str
-    unit: str
-    forward_seconds: float
-    backward_seconds: float
-    recompute_seconds: float
-    stored_bytes: int
-    transfer_seconds: float
+    cost: LayerCost
     since: float
     ratio: float
     kind_of_cost: str
     at_thetas: tuple[str, ...]
+
+    @property
+    def layer(self) -> str:
+        """Name of the layer."""
+        return self.cost.name
+
+    @property
+    def unit(self) -> str:
+        """The layer whose decision governs: an in-place chain is one unit, classified where it ends."""
+        return self.cost.unit
 
 
 def classify(costs: Costs, theta: float = 1.0) -> list[Classification]:
@@ -50,22 +53,8 @@ def classify(costs: Costs, theta: float = 1.0) -> list[Classification]:
     for layer, node in zip(costs.layers, costs.nodes, strict=True):
         unit = costs.unit_of[node.index]
         since, ratio = ratios[unit]
-        table.append(
-            Classification(
-                layer.name,
-                layer.kind,
-                layer.unit,
-                layer.forward_seconds,
-                layer.backward_seconds,
-                layer.recompute_seconds,
-                layer.stored_bytes,
-                layer.offload_seconds,
-                since,
-                ratio,
-                kinds[unit],
-                tuple(found[unit] for found in known),
-            )
-        )
+        classes = tuple(found[unit] for found in known)
+        table.append(Classification(layer, since, ratio, kinds[unit], classes))
     return table
 
 
@@ -95,15 +84,14 @@ def table(rows: Sequence[Classification], theta: float = 1.0) -> str:
     )
     lines = [head]
     for row in rows:
-        inner = row.unit != row.layer
+        cost, inner = row.cost, row.unit != row.layer
         ratio = "" if inner else f"{row.ratio:.3g}"
         others = [f"{kind} at {value:g}" for value, kind in zip(THETAS, row.at_thetas, strict=True) if value != theta]
         differs = [text for text in others if not text.startswith(row.kind_of_cost)]
         verdict = f"in place, see {row.unit}" if inner else ", ".join([row.kind_of_cost, *differs])
-        lines.append(
-            f"{row.layer:<32} {row.kind:<22} {_ms(row.forward_seconds)} {_ms(row.backward_seconds)} "
-            f"{_ms(row.recompute_seconds)} {human_bytes(row.stored_bytes):>11} {_ms(row.transfer_seconds)} {ratio:>8}  {verdict}"
-        )
+        times = f"{_ms(cost.forward_seconds)} {_ms(cost.backward_seconds)} {_ms(cost.recompute_seconds)}"
+        bytes_moved = f"{human_bytes(cost.stored_bytes):>11} {_ms(cost.offload_seconds)}"
+        lines.append(f"{row.layer:<32} {cost.kind:<22} {times} {bytes_moved} {ratio:>8}  {verdict}")
     return "\n".join(lines)
 
 

@@ -1,4 +1,7 @@
-"""Clock: the compute stream of a plan alone, as if no copy were ever waited for. Copies are timed against it."""
+"""Clock: the compute stream of a plan alone, as if no copy were ever waited for. Copies are timed against it.
+
+A timeline is all that a plan's decisions lead to before its copies are looked at: what backward reads, and the clock.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from layup.cost import Costs
+from layup.needs import Decisions, Needs, needs
 
 
 class Clock(NamedTuple):
@@ -36,10 +40,25 @@ def clock(costs: Costs, remade: Sequence[int]) -> Clock:
     left, rows_left = np.cumsum(seconds), np.cumsum(rows)
     end = turn + float(left[-1])
     return Clock(
-        costs.forward_ends,
-        costs.forward_row_ends,
-        (end - left[::-1]).tolist(),
-        (rows_left[-1] - rows_left[::-1]).tolist(),
-        turn,
-        end,
+        forward=costs.forward_ends,
+        forward_rows=costs.forward_row_ends,
+        backward=(end - left[::-1]).tolist(),
+        backward_rows=(rows_left[-1] - rows_left[::-1]).tolist(),
+        turn=turn,
+        end=end,
     )
+
+
+class Timeline(NamedTuple):
+    """Decisions by unit, and what follows from them for the compute stream."""
+
+    costs: Costs
+    decisions: Decisions
+    need: Needs
+    time: Clock
+
+
+def timeline(costs: Costs, decisions: Decisions) -> Timeline:
+    """What backward reads under these decisions, and when the compute stream does what."""
+    need = needs(costs, decisions)
+    return Timeline(costs, decisions, need, clock(costs, need.remade))

@@ -53,7 +53,6 @@ class Costs:
         self.nodes: list[Node] = nodes
         self.forward_seconds, self.backward_seconds = [0.0] * count, [0.0] * count
         self.forward_rows, self.backward_rows = [0] * count, [0] * count
-        self._workspace = [0] * count
         self._kernels: list[dict[str, float]] = [{} for _ in nodes]  # forward seconds by kernel
         self._alive, self._entry = [0] * (2 * count), [0] * (2 * count)  # by position
         self._forward_workspace = [0] * count
@@ -119,11 +118,8 @@ class Costs:
             else:
                 self.backward_seconds[at] += seconds
                 self.backward_rows[at] += row.op is not Op.UPDATE  # by which distances count
-            if row.workspace is not None:
-                nbytes = row.workspace.spec.nbytes
-                self._workspace[at] = max(self._workspace[at], nbytes)
-                if forward:
-                    self._forward_workspace[at] = max(self._forward_workspace[at], nbytes)
+            if row.workspace is not None and forward:
+                self._forward_workspace[at] = max(self._forward_workspace[at], row.workspace.spec.nbytes)
 
     def _units(self) -> tuple[list[int], tuple[Key, ...], tuple[Unit, ...]]:
         analysis = self.analysis
@@ -142,8 +138,17 @@ class Costs:
                 backward = readers.get(name, [])
                 forward = analysis.last_reader.get(node.output, node.index) if name == node.name else node.index
                 by_name[name] = len(keys)
-                ends_of = (max(backward, default=-1), min(backward, default=-1))
-                keys.append(Key(name, unit_of[node.index], nbytes, round_up(nbytes), node.index, forward, *ends_of))
+                key = Key(
+                    name=name,
+                    unit=unit_of[node.index],
+                    nbytes=nbytes,
+                    footprint=round_up(nbytes),
+                    made=node.index,
+                    last_forward=forward,
+                    first_reader=max(backward, default=-1),
+                    last_reader=min(backward, default=-1),
+                )
+                keys.append(key)
         units = tuple(self._unit(numbers[name], members[name], keys, by_name) for name in order)
         return unit_of, tuple(keys), units
 
@@ -173,25 +178,23 @@ class Costs:
         stored = [k for k in own if keys[k].first_reader >= 0]
         moved = stored or own
         return Unit(
-            number,
-            members[-1].name,
-            tuple(node.name for node in members),
-            tuple(node.layer.kind for node in members),
-            members[0].index,
-            members[-1].index,
-            tuple(own),
-            tuple(sources),
-            sum(self.forward_seconds[node.index] for node in members),
-            sum(self.backward_seconds[node.index] for node in members),
-            sum(self._recompute_seconds(node) for node in members),
-            sum(len(self.analysis.rows[node.index].recompute) for node in members),
-            sum(self._weight_seconds(node) for node in members),
-            sum(keys[k].footprint for k in own),
-            sum(keys[k].footprint for k in stored),
-            max(self._workspace[node.index] for node in members),
-            round_up(max(self._forward_workspace[node.index] for node in members)),
-            sum(self.gpu.copy_seconds(keys[k].nbytes, "d2h") for k in moved),
-            sum(self.gpu.copy_seconds(keys[k].nbytes, "h2d") for k in moved),
+            number=number,
+            name=members[-1].name,
+            layers=tuple(node.name for node in members),
+            kinds=tuple(node.layer.kind for node in members),
+            first=members[0].index,
+            last=members[-1].index,
+            keys=tuple(own),
+            sources=tuple(sources),
+            forward_seconds=sum(self.forward_seconds[node.index] for node in members),
+            recompute_seconds=sum(self._recompute_seconds(node) for node in members),
+            recompute_rows=sum(len(self.analysis.rows[node.index].recompute) for node in members),
+            weight_seconds=sum(self._weight_seconds(node) for node in members),
+            footprint=sum(keys[k].footprint for k in own),
+            stored=sum(keys[k].footprint for k in stored),
+            recompute_workspace=round_up(max(self._forward_workspace[node.index] for node in members)),
+            offload_seconds=sum(self.gpu.copy_seconds(keys[k].nbytes, "d2h") for k in moved),
+            prefetch_seconds=sum(self.gpu.copy_seconds(keys[k].nbytes, "h2d") for k in moved),
         )
 
     def _recompute_seconds(self, node: Node) -> float:
@@ -210,17 +213,14 @@ class Costs:
         made = self._made(node)
         read = self.analysis.read_by_backward
         return LayerCost(
-            node.name,
-            node.layer.kind,
-            self.units[self.unit_of[node.index]].name,
-            self.forward_seconds[node.index],
-            self.backward_seconds[node.index],
-            self._recompute_seconds(node),
-            sum(nbytes for _, nbytes in made),
-            sum(nbytes for key, nbytes in made if key in read),
-            self._workspace[node.index],
-            sum(self.gpu.copy_seconds(nbytes, "d2h") for _, nbytes in made),
-            sum(self.gpu.copy_seconds(nbytes, "h2d") for _, nbytes in made),
+            name=node.name,
+            kind=node.layer.kind,
+            unit=self.units[self.unit_of[node.index]].name,
+            forward_seconds=self.forward_seconds[node.index],
+            backward_seconds=self.backward_seconds[node.index],
+            recompute_seconds=self._recompute_seconds(node),
+            stored_bytes=sum(nbytes for key, nbytes in made if key in read),
+            offload_seconds=sum(self.gpu.copy_seconds(nbytes, "d2h") for _, nbytes in made),
         )
 
     def _keys_alive(self) -> NDArray[np.int64]:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from layup.clock import Clock, clock
+from layup.clock import Timeline, timeline
 from layup.copies import Moves, copies, planned_copies
 from layup.cost import Costs
-from layup.needs import KEEP, Decisions, Needs, needs
+from layup.needs import KEEP, Decisions, decisions_of
 from minidnn.schedule.plan import Plan
 
 
@@ -34,21 +34,19 @@ def estimate(costs: Costs, decisions: Decisions, slack: float = 1.0) -> Estimate
     ``slack``: share of the time a copy needs for which the device copy stays (OFFLOAD) or exists before it is read
     (PREFETCH): 1 hides what can be hidden, 0 takes the fewest bytes and waits for every copy.
     """
-    need = needs(costs, decisions)
-    time = clock(costs, need.remade)
-    return _estimate(costs, decisions, need, time, copies(costs, decisions, need, time, slack))
+    line = timeline(costs, decisions)
+    return _estimate(line, copies(line, slack))
 
 
 def estimate_plan(costs: Costs, plan: Plan) -> Estimate:
     """Estimate a plan with its own lags and distances, as if it were speed-centric and had all reuse on."""
-    decisions = [plan.decision(unit.name) for unit in costs.units]
-    need = needs(costs, decisions)
-    time = clock(costs, need.remade)
-    return _estimate(costs, decisions, need, time, planned_copies(costs, plan, decisions, need, time))
+    line = timeline(costs, decisions_of(costs, plan))
+    return _estimate(line, planned_copies(line, plan))
 
 
-def _estimate(costs: Costs, decisions: Decisions, need: Needs, time: Clock, moves: Moves) -> Estimate:
-    peak, kept = _bytes(costs, decisions, need, moves)
+def _estimate(line: Timeline, moves: Moves) -> Estimate:
+    costs, _, need, time = line
+    peak, kept = _bytes(line, moves)
     returning = sum([costs.back_seconds[k] for k in moves.keys]) / costs.back_crowding
     leaving = sum([costs.out_seconds[k] for k in moves.keys]) / costs.out_crowding
     # In the queue of the link a streamed parameter waits behind a copy back, and computation for it: part of its time.
@@ -58,15 +56,20 @@ def _estimate(costs: Costs, decisions: Decisions, need: Needs, time: Clock, move
     least = max(time.end, costs.load_seconds + returning, costs.store_seconds + leaving)
     host = int(costs.columns.footprint[moves.keys].sum())
     return Estimate(
-        max(time.end + moves.seconds + behind, links), peak, host, least * (1 - 1e-9), costs.base_bytes + kept
+        seconds=max(time.end + moves.seconds + behind, links),
+        peak_bytes=peak,
+        host_bytes=host,
+        least_seconds=least * (1 - 1e-9),
+        least_bytes=costs.base_bytes + kept,
     )
 
 
-def _bytes(costs: Costs, decisions: Decisions, need: Needs, moves: Moves) -> tuple[int, int]:
+def _bytes(line: Timeline, moves: Moves) -> tuple[int, int]:
     """Most bytes alive at once, and those that are kept from forward to backward.
 
     The bytes of the keys are added up from where each is born and dies; what else is alive lies around them.
     """
+    costs, decisions, need, _ = line
     count = len(costs.nodes)
     turned = 2 * count - 1  # a node's backward is at position ``turned - index``
     columns, size = costs.columns, costs.columns.footprint

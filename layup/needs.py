@@ -10,12 +10,17 @@ from typing import NamedTuple
 
 from layup.cost import Costs
 from layup.unit import Unit
-from minidnn.schedule.plan import Decision
+from minidnn.schedule.plan import Decision, Plan
 
 KEEP, OFFLOAD, RECOMPUTE = Decision.KEEP, Decision.OFFLOAD, Decision.RECOMPUTE
 
 Decisions = Sequence[Decision]
 """One decision for every unit, by its number."""
+
+
+def decisions_of(costs: Costs, plan: Plan) -> list[Decision]:
+    """The plan's decision for every unit."""
+    return [plan.decision(unit.name) for unit in costs.units]
 
 
 class Needs(NamedTuple):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from layup.context import Context
 from layup.cost import Costs
 from layup.evaluate import Candidate
-from layup.needs import KEEP, OFFLOAD, RECOMPUTE, acts, needs
+from layup.needs import KEEP, OFFLOAD, RECOMPUTE, acts, decisions_of, needs
 from layup.unit import Unit
 from minidnn.profiles import Profile
 from minidnn.schedule.instruction import COMPUTE, Instruction, Op
-from minidnn.schedule.plan import Decision, Plan
+from minidnn.schedule.plan import Plan
 from minidnn.schedule.program import Program
 from minidnn.schedule.simulate import MemoryProfile, schedule_times
 from minidnn.schedule.text import human_bytes
@@ -56,22 +56,17 @@ def planned(context: Context, candidate: Candidate, candidates: list[Candidate],
     """Explain a chosen candidate."""
     plan = candidate.plan
     return Planned(
-        plan,
-        candidate.program.prediction,
-        candidate.program,
-        plan.policy,
-        memory,
-        context.host_memory,
-        context,
-        reasons(context.costs, candidate, memory),
-        notices(context.costs, plan, candidate.program),
-        tuple(candidates),
+        plan=plan,
+        profile=candidate.program.prediction,
+        program=candidate.program,
+        policy=plan.policy,
+        memory=memory,
+        host_memory=context.host_memory,
+        context=context,
+        reasons=reasons(context.costs, candidate, memory),
+        notices=notices(context.costs, plan, candidate.program),
+        candidates=tuple(candidates),
     )
-
-
-def decisions_of(costs: Costs, plan: Plan) -> list[Decision]:
-    """The plan's decision for every unit."""
-    return [plan.decision(unit.name) for unit in costs.units]
 
 
 # -- reasons ----------------------------------------------------------------------------------------------------------
@@ -101,7 +96,9 @@ def reasons(costs: Costs, candidate: Candidate, memory: int | None) -> dict[str,
             continue
         excess = 0 if memory is None else reserved + unit.footprint - memory
         beyond = (
-            f"keep would exceed the budget by {human_bytes(excess)}" if excess > 0 else "keep would take these bytes"
+            f"keeping it would exceed the budget by {human_bytes(excess)}"
+            if excess > 0
+            else "keeping it would take these bytes"
         )
         if decision is OFFLOAD:
             found[unit.name] = f"{_offload(unit, copies.get(unit.name, _Copies()))}; {beyond}"

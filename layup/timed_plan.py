@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from layup.clock import Clock, clock
+from layup.clock import Timeline, timeline
 from layup.copies import Moves, copies
 from layup.cost import Costs
-from layup.needs import Decisions, Needs, acts, needs
+from layup.needs import Decisions, acts
 from minidnn.schedule.plan import Plan
 
 
@@ -13,23 +13,13 @@ def to_plan(
     costs: Costs, decisions: Decisions, policy: str, slack: float = 1.0, *, memory_centric: bool = False
 ) -> Plan:
     """The plan of these decisions, with lags and distances for its copies. Decisions that move nothing are left out."""
-    need = needs(costs, decisions)
-    time = clock(costs, need.remade)
-    moves = copies(costs, decisions, need, time, slack)
-    return timed_plan(costs, decisions, policy, moves, need, time, memory_centric=memory_centric)
+    line = timeline(costs, decisions)
+    return timed_plan(line, copies(line, slack), policy, memory_centric=memory_centric)
 
 
-def timed_plan(
-    costs: Costs,
-    decisions: Decisions,
-    policy: str,
-    moves: Moves,
-    need: Needs,
-    time: Clock,
-    *,
-    memory_centric: bool = False,
-) -> Plan:
-    """The plan of these decisions whose copies run as ``moves`` says: nodes become rows of the compute stream."""
+def timed_plan(line: Timeline, moves: Moves, policy: str, *, memory_centric: bool = False) -> Plan:
+    """The plan of a timeline's decisions whose copies run as ``moves`` says: nodes become rows of the compute stream."""
+    costs, decisions, need, time = line
     last = len(costs.nodes) - 1
     lags: dict[str, int] = {}
     distances: dict[str, int] = {}

@@ -42,13 +42,11 @@ class Unit(NamedTuple):
     keys: tuple[int, ...]
     sources: tuple[int, ...]
     forward_seconds: float
-    backward_seconds: float
     recompute_seconds: float
     recompute_rows: int
     weight_seconds: float
     footprint: int
     stored: int
-    workspace_bytes: int
     recompute_workspace: int
     offload_seconds: float
     prefetch_seconds: float
@@ -57,7 +55,7 @@ class Unit(NamedTuple):
 class LayerCost(NamedTuple):
     """One layer: times in seconds, sizes in bytes. ``unit`` is the layer whose decision governs it.
 
-    ``output_bytes``: what it makes; ``stored_bytes``: of that, what some backward reads; transfers are of the output.
+    ``stored_bytes``: of what it makes, that which some backward reads; ``offload_seconds``: for a copy of all that it makes.
     """
 
     name: str
@@ -66,11 +64,8 @@ class LayerCost(NamedTuple):
     forward_seconds: float
     backward_seconds: float
     recompute_seconds: float
-    output_bytes: int
     stored_bytes: int
-    workspace_bytes: int
     offload_seconds: float
-    prefetch_seconds: float
 
 
 class Columns(NamedTuple):
@@ -87,10 +82,16 @@ class Columns(NamedTuple):
 
 
 def columns_of(keys: tuple[Key, ...], units: tuple[Unit, ...]) -> Columns:
-    whole = [np.array([getattr(key, name) for key in keys], np.int64) for name in Columns._fields[:4]]
-    seconds, again = (np.array([getattr(unit, n) for unit in units]) for n in ("recompute_seconds", "weight_seconds"))
-    rows, spaces = (np.array([getattr(unit, n) for unit in units], np.int64) for n in Columns._fields[5:7])
+    """The columns of these keys and units."""
     own = np.zeros(len(keys), bool)
     own[[k for unit in units for k in unit.keys]] = True
-    whole[1][~own] = 0
-    return Columns(whole[0], whole[1], whole[2], whole[3], seconds, rows, spaces, again)
+    return Columns(
+        unit=np.array([key.unit for key in keys], np.int64),
+        footprint=np.where(own, np.array([key.footprint for key in keys], np.int64), 0),
+        made=np.array([key.made for key in keys], np.int64),
+        last_forward=np.array([key.last_forward for key in keys], np.int64),
+        recompute_seconds=np.array([unit.recompute_seconds for unit in units]),
+        recompute_rows=np.array([unit.recompute_rows for unit in units], np.int64),
+        recompute_workspace=np.array([unit.recompute_workspace for unit in units], np.int64),
+        weight_seconds=np.array([unit.weight_seconds for unit in units]),
+    )

@@ -1,13 +1,15 @@
-"""What a step accepts as a batch; of any other it says what is wrong with it, before anything runs."""
+"""What a step accepts as a batch: of any other it says what is wrong with it, before anything runs."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minidnn.errors import UserError
+from minidnn.layers import BatchNorm, Graph
 
 
 class BatchRules(NamedTuple):
@@ -42,6 +44,14 @@ class BatchRules(NamedTuple):
 
     def _image_text(self) -> str:
         return ", ".join(map(str, self.image))
+
+
+def unusable_tail(graph: Graph, tail: int | None) -> str | None:
+    """The batch norm that would see one value per channel in a last batch of ``tail`` samples; None if there is none."""
+    for node in graph.nodes if tail == 1 else ():
+        if isinstance(node.layer, BatchNorm) and math.prod(node.output.shape[1:-1]) == 1:
+            return node.name
+    return None
 
 
 def _require_pixels(x: NDArray[Any]) -> None:

@@ -51,8 +51,8 @@ class CapturingExecutor(Executor):
 
     def _captured(self, segment: Sequence[BoundRow]) -> Sequence[BoundRow]:
         """One row that replays a segment, or the segment where it is too short."""
-        works = [work for row in segment for work in row.works if work is not None]
-        if len(works) < LEAST_WORKS:
+        works = [row.works[0] for row in segment if row.works[0] is not None]
+        if len(segment) == 1 or len(works) < LEAST_WORKS:
             return segment
 
         def submit() -> None:

@@ -28,13 +28,20 @@ TRAINING = (
 """Options that decide the result. A resumed run takes those that are not given from its checkpoint."""
 
 
+OPEN = "where an option is not given (--lr: a tenth without batch norm, 0.001 of adam):\n" + table()
+"""What ``--help`` ends with: the defaults of every data set."""
+
+LEAST_BYTES = 1000
+"""A number of bytes below this, without a unit, is a unit forgotten: no step takes so little."""
+
+
 class Parser(ArgumentParser):
     """argparse whose complaint is a UserError, one sentence, instead of a usage text."""
 
-    def __init__(self, description: str) -> None:
+    def __init__(self, description: str, epilog: str | None = OPEN) -> None:
         super().__init__(
             description=description,
-            epilog="where an option is not given (--lr: a tenth without batch norm, 0.001 of adam):\n" + table(),
+            epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -45,6 +52,14 @@ class Parser(ArgumentParser):
         if unknown:
             known = [text for text in self._option_string_actions if text.startswith("--")]
             raise UserError(f"unknown option {unknown[1]}; {nearest(unknown[1], known)}")
+        if message.startswith("unrecognized arguments: "):
+            words = message.removeprefix("unrecognized arguments: ")
+            raise UserError(
+                f"{words!r} belongs to no option: a value has no blanks, as in --memory 6MiB, or stands in quotes"
+            )
+        if message.endswith(": expected one argument"):
+            option = message.removeprefix("argument ").removesuffix(": expected one argument")
+            raise UserError(f"{option} has no value: one has to follow, and not to begin with a minus sign")
         raise UserError(f"{message.removeprefix('argument ')} (--help lists the options)")
 
 
@@ -171,7 +186,12 @@ def complete(args: Namespace, saved: Mapping[str, Any] | None = None) -> Namespa
     for name in ("memory", "process_memory", "host_memory", "workspace_limit"):
         if (text := getattr(done, name, None)) is not None:  # a percentage is known once ``keep`` is planned
             whole = (lambda: 10**15) if name == "memory" else None
-            parse_bytes(text, what=f"--{name.replace('_', '-')}", whole=whole)
+            option = f"--{name.replace('_', '-')}"
+            nbytes = parse_bytes(text, what=option, whole=whole)
+            if text.isdecimal() and nbytes < LEAST_BYTES and name != "workspace_limit":
+                raise UserError(
+                    f"{option} {text} is {text} bytes, and no step takes so few: add the unit, as in {text}MiB"
+                )
     if args.momentum is not None and (done.opt or defaults.opt) == "adam":
         raise UserError(f"--momentum {args.momentum:g} has no effect on adam: leave it out, or use --opt sgd")
     delayed = (getattr(done, "strategy", None) or "").startswith("ring_delayed")

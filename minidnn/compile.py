@@ -10,9 +10,11 @@ from minidnn.device.base import Device
 from minidnn.layers import Graph
 from minidnn.optim import Optimizer
 from minidnn.parallel.communicator import Communicator
+from minidnn.parallel.step import ParallelStep
 from minidnn.prepare import DEFAULT_OPTIMIZER, prepare
 from minidnn.request import LEAST_WORKSPACE_LIMIT, Request
 from minidnn.schedule.plan import Plan, PlanError, keep
+from minidnn.schedule.program import Program
 from minidnn.schedule.ranks import Strategy
 from minidnn.schedule.recipe import Recipe
 from minidnn.step import CompiledStep
@@ -46,7 +48,8 @@ def compile(
     Args:
         graph: ends in one loss; see ``minidnn.Graph``.
         plan: what becomes of every layer's outputs; None: ``keep``.
-        device: ``"cuda:0"``, ``"emulated"``, a device object, or None: plan only, no arrays.
+        device: ``"cuda:0"``, ``"emulated"``, or None: plan only, no arrays; or a device object, which runs one step at a time,
+            stays open when the step is closed, and keeps the plans of its libraries for the next.
         profile: GPU by which time is predicted: a bundled name or the path of a measured profile.
         precision: fp32, tf32, bf16 or fp16; the emulated device runs fp32, and fp64 for gradient checks.
         memory: budget of the slab in bytes; None (no limit of ours), an int, ``"4GiB"``, or ``"60%"`` of keep's reserved bytes.
@@ -71,14 +74,15 @@ def compile(
         UserError: anything else that cannot be done as asked, in one sentence.
     """
     request = prepare(
-        graph, optimizer, device, profile, precision, recipe, seed, deterministic, allocator, tail, accumulate,
-        workspace_limit, strategy, communicator, capture, fusions, process_memory, clip_grad_norm,
+        graph, optimizer=optimizer, device=device, profile=profile, precision=precision, recipe=recipe, seed=seed,
+        deterministic=deterministic, allocator=allocator, tail=tail, accumulate=accumulate,
+        workspace_limit=workspace_limit, strategy=strategy, communicator=communicator, capture=capture,
+        fusions=fusions, process_memory=process_memory, clip_grad_norm=clip_grad_norm,
     )  # fmt: skip
     try:
         return _compile(request, plan, memory, host_memory)
     except BaseException:
-        if request.device is not None and isinstance(device, str):
-            request.device.close()
+        request.close_device()
         raise
 
 
@@ -99,4 +103,10 @@ def _compile(
     process = request.process()
     bound = process is not None and budget == process.slab_bytes
     require_fit(program, budget, host_budget, leaner, process.text() if process is not None and bound else "")
-    return request.step(plan, program, budget)
+    return make_step(request, plan, program, budget)
+
+
+def make_step(request: Request, plan: Plan, program: Program, memory: int | None) -> CompiledStep:
+    """The step that runs a program of a request on its device, if it has one. ``memory``: the budget of a pool in bytes."""
+    made = CompiledStep if request.ranks is None else ParallelStep
+    return made(request, plan, program, memory)

@@ -58,7 +58,10 @@ def cuda_recipe(
                 key = f"{node.name}:{call.engine}"
                 if call.engine and key not in engines:
                     engines[key] = choose(_problem(node, call.engine, dict(call.attrs), precision), limit)
-    return Recipe(precision.name, "cuda", engines, CUDA_ACCUMULATING, workspace_limit, deterministic, tuple(fusions))
+    return Recipe(
+        precision=precision.name, backend="cuda", engines=engines, accumulating=CUDA_ACCUMULATING,
+        workspace_limit=workspace_limit, deterministic=deterministic, fusions=tuple(fusions),
+    )  # fmt: skip
 
 
 def fallback_notes(graph: Graph, recipe: Recipe) -> tuple[str, ...]:

@@ -47,12 +47,16 @@ _FACTS = {
     "cifar10": Facts(50000, 32, 32, 3, 10),
     "cifar100": Facts(50000, 32, 32, 3, 100),
 }
+_CIFAR = Defaults(
+    image_size=None, batch_size=128, epochs=160, opt="nesterov", lr=0.1, lr_sched="cosine", wd=5e-4, label_smoothing=0.0,
+    pad=4, flip=True, augment=True,
+)  # fmt: skip
 DEFAULTS = {
-    "digits": Defaults(None, 64, 18, "nesterov", 0.1, "cosine", 5e-4, 0.0, 1, False, True),
-    "mnist": Defaults(None, 128, 20, "nesterov", 0.1, "cosine", 5e-4, 0.0, 2, False, True),
-    "cifar10": Defaults(None, 128, 160, "nesterov", 0.1, "cosine", 5e-4, 0.0, 4, True, True),
-    "cifar100": Defaults(None, 128, 160, "nesterov", 0.1, "cosine", 5e-4, 0.0, 4, True, True),
-    "synthetic": Defaults(None, 64, 1, "nesterov", 0.1, "cosine", 0.0, 0.0, 4, True, False),
+    "digits": _CIFAR._replace(batch_size=64, epochs=18, pad=1, flip=False),
+    "mnist": _CIFAR._replace(epochs=20, pad=2, flip=False),
+    "cifar10": _CIFAR,
+    "cifar100": _CIFAR,
+    "synthetic": _CIFAR._replace(batch_size=64, epochs=1, wd=0.0, augment=False),
 }
 """By the name before the colon of ``--data``."""
 

@@ -168,6 +168,10 @@ class Executor:
         """What is submitted one by one: the rows."""
         return bound.rows
 
+    def twin(self, device: Device) -> Executor:
+        """An executor of the same program, row by row, in a slab on another device."""
+        return Executor(self.program, device, self._profile, self._precision, communicator=self.communicator)
+
     def close(self) -> None:
         """Give the device's memory back. The device itself stays."""
         self._bound.clear()

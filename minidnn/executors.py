@@ -10,8 +10,8 @@ from minidnn.schedule.program import Program
 
 
 def make_executor(
-    program: Program, device: Device, gpu: Profile, precision: str, allocator: str, memory: int | None,
-    communicator: Communicator | None = None, capture: str = "auto",
+    program: Program, device: Device, gpu: Profile, precision: str, *, allocator: str, memory: int | None,
+    communicator: Communicator | None, capture: str,
 ) -> Executor:  # fmt: skip
     """The executor of an allocator; with CUDA graphs where the device can capture, unless ``capture`` is off."""
     if allocator == "pool":

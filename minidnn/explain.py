@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from minidnn.graph import Role
+from minidnn.graph import Graph, Role
 from minidnn.schedule.instruction import DEVICE
+from minidnn.schedule.plan import Plan
+from minidnn.schedule.program import Program
 from minidnn.schedule.text import human_bytes
-
-if TYPE_CHECKING:
-    from minidnn.step import CompiledStep
 
 _STORED = (Role.ACTIVATION, Role.AUX, Role.INPUT)
 
 
-def explain(step: CompiledStep) -> str:
+def explain(graph: Graph, plan: Plan, program: Program) -> str:
     """A table, one line a layer (decision, bytes made, workspace, parameters), then the residents at the peak."""
     stored: dict[str, int] = {}
     workspace: dict[str, int] = {}
-    for row in step.program["train"].rows:
+    for row in program["train"].rows:
         buffer = row.buffer
         if row.op.value != "ALLOC" or buffer is None or buffer.space != DEVICE or not buffer.layer:
             continue
@@ -27,13 +24,13 @@ def explain(step: CompiledStep) -> str:
         elif buffer.role is Role.WORKSPACE:
             workspace[buffer.layer] = max(workspace.get(buffer.layer, 0), buffer.footprint)
     lines = [f"{'layer':<32} {'kind':<22} {'decision':<10} {'made':>12} {'workspace':>12} {'parameters':>12}"]
-    for node in step.graph.nodes:
+    for node in graph.nodes:
         parameters = sum(p.size for p in node.parameters if p.trainable)
         lines.append(
-            f"{node.name:<32} {node.layer.kind:<22} {step.plan.decision(node.name).value:<10} "
+            f"{node.name:<32} {node.layer.kind:<22} {plan.decision(node.name).value:<10} "
             f"{human_bytes(stored.get(node.name, 0)):>12} {human_bytes(workspace.get(node.name, 0)):>12} {parameters:>12,}"
         )
-    profile = step.profile
+    profile = program.prediction
     lines.append(
         f"peak {profile.peak_bytes} B ({human_bytes(profile.peak_bytes)}) at {profile.peak_text}; "
         f"reserved {profile.reserved_bytes} B, pinned host {profile.host_bytes} B"

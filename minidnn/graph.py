@@ -105,6 +105,7 @@ class Graph:
     inputs: list[Tensor] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
     _names: set[str] = field(default_factory=set)
+    _numbers: dict[str, int] = field(default_factory=dict)
 
     def _unique(self, name: str) -> str:
         if name in self._names:
@@ -113,10 +114,11 @@ class Graph:
         return name
 
     def automatic_name(self, kind: str) -> str:
-        """A free name for an unnamed layer: ``relu1``, ``relu2`` ..."""
-        number = 1
+        """A free name for an unnamed layer: ``relu1``, ``relu2`` ... Amortised O(1)."""
+        number = self._numbers.get(kind, 1)
         while f"{kind}{number}" in self._names:
             number += 1
+        self._numbers[kind] = number
         return f"{kind}{number}"
 
     def input(self, shape: Sequence[int], name: str = "x") -> Tensor:
@@ -140,3 +142,35 @@ class Graph:
             for tensor in node.inputs:
                 found.setdefault(tensor, []).append(node)
         return found
+
+    def _append(
+        self, name: str, layer: Any, inputs: tuple[Tensor, ...], spec: TensorSpec, parameters: tuple[Parameter, ...]
+    ) -> Tensor:
+        requires_grad = any(p.trainable for p in parameters) or any(tensor.requires_grad for tensor in inputs)
+        output = Tensor(name, spec, Role.ACTIVATION, requires_grad=requires_grad)
+        output.producer = Node(len(self.nodes), name, layer, inputs, output, parameters)
+        self.nodes.append(output.producer)
+        return output
+
+    def _require_own(self, tensor: Tensor, name: str) -> None:
+        if not isinstance(tensor, Tensor):
+            raise GraphError(
+                f"layer {name!r} wants tensors of this graph, not {type(tensor).__name__}; declare the batch by input()"
+            )
+        node = tensor.producer
+        if node is None:
+            own = any(tensor is known for known in (*self.inputs, *self.labels))
+        else:
+            own = node.index < len(self.nodes) and self.nodes[node.index] is node
+        if not own:
+            raise GraphError(f"layer {name!r}: {tensor.name!r} belongs to another graph")
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All parameters and running statistics, in the order of the nodes."""
+        return tuple(parameter for node in self.nodes for parameter in node.parameters)
+
+    @property
+    def parameter_count(self) -> int:
+        """Trainable elements: the number papers print."""
+        return sum(parameter.size for parameter in self.parameters if parameter.trainable)

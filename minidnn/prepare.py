@@ -76,8 +76,9 @@ def prepare(
             opened.close()
         raise
     return Request(
-        graph, fused, tail_graph, optimizer, kind, gpu, recipe, accumulate, seed, allocator, opened, ranks, communicator,
-        capture, whole_process, clip_grad_norm,
+        source=graph, graph=fused, tail_graph=tail_graph, optimizer=optimizer, precision=kind, gpu=gpu, recipe=recipe,
+        accumulate=accumulate, seed=seed, allocator=allocator, device=opened, ranks=ranks, communicator=communicator,
+        capture=capture, process_memory=whole_process, clip_grad_norm=clip_grad_norm, owns_device=isinstance(device, str),
     )  # fmt: skip
 
 

@@ -7,8 +7,6 @@ that is recomputed is the mask that was dropped.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,18 +39,6 @@ def philox_rounds(lanes: NDArray[np.uint64], scratch: NDArray[np.uint64], k0: in
         np.bitwise_and(p, LOW, out=d)
         k0 = (k0 + KEY_STEPS[0]) & LOW
         k1 = (k1 + KEY_STEPS[1]) & LOW
-
-
-def philox(
-    counter0: NDArray[np.uint32], c1: int, c2: int, c3: int, k0: int, k1: int
-) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return the four words of each counter (counter0, c1, c2, c3) under the key (k0, k1)."""
-    lanes = np.empty((4, counter0.size), np.uint64)
-    lanes[0] = counter0.reshape(-1)
-    lanes[1], lanes[2], lanes[3] = c1 & LOW, c2 & LOW, c3 & LOW
-    philox_rounds(lanes, np.empty((2, counter0.size), np.uint64), k0 & LOW, k1 & LOW)
-    words: Any = lanes.astype(np.uint32).reshape(4, *counter0.shape)
-    return words[0], words[1], words[2], words[3]
 
 
 def dropout_threshold(p: float) -> int:

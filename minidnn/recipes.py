@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from minidnn.fuse import check_fusions, fuse
 from minidnn.graph import Node
@@ -39,12 +40,13 @@ def numpy_recipe(
                 key = f"{node.name}:{call.engine}"
                 engines[key] = _numpy_engine(node, call.engine, dict(call.attrs), precision, workspace_limit)
     made = check_fusions(fusions)
-    return Recipe(precision.name, "numpy", engines, NUMPY_ACCUMULATING, workspace_limit, deterministic, made)
+    return Recipe(
+        precision=precision.name, backend="numpy", engines=engines, accumulating=NUMPY_ACCUMULATING,
+        workspace_limit=workspace_limit, deterministic=deterministic, fusions=made,
+    )  # fmt: skip
 
 
-def _numpy_engine(
-    node: Node, direction: str, attrs: dict[str, object], precision: Precision, limit: int | None
-) -> Engine:
+def _numpy_engine(node: Node, direction: str, attrs: dict[str, Any], precision: Precision, limit: int | None) -> Engine:
     weight = node.parameter("weight")
     return numpy_kernels.select_engine(
         direction,
@@ -53,5 +55,5 @@ def _numpy_engine(
         weight.shape,
         itemsize=ITEM_BYTES[precision.compute],
         workspace_limit=limit,
-        **attrs,  # type: ignore[arg-type]
+        **attrs,
     )

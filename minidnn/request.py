@@ -13,7 +13,6 @@ from minidnn.fuse import fuse
 from minidnn.layers import Graph
 from minidnn.optim import Optimizer
 from minidnn.parallel.communicator import Communicator
-from minidnn.parallel.step import ParallelStep
 from minidnn.precision import Precision
 from minidnn.recipes import numpy_recipe
 from minidnn.schedule.persistent import Persistent
@@ -21,7 +20,6 @@ from minidnn.schedule.plan import Plan, keep
 from minidnn.schedule.program import Program, Schedule, build
 from minidnn.schedule.ranks import Ranks
 from minidnn.schedule.recipe import Recipe
-from minidnn.step import CompiledStep
 
 if TYPE_CHECKING:
     from minidnn.device.cuda import CudaDevice
@@ -37,7 +35,8 @@ class Request:
     """Graph, recipe and all else that a plan and a budget do not change. Made by ``prepare``; holds no array.
 
     ``source`` is the graph as it was given, of several ranks for this rank's share of the batch; ``graph`` what the recipe's
-    fusions make of it: what is planned and lowered; ``tail_graph`` the same for a smaller last batch.
+    fusions make of it: what is planned and lowered; ``tail_graph`` the same for a smaller last batch. ``owns_device``: the device
+    was opened for this request, since it was named; one that was given is its giver's.
     """
 
     source: Graph
@@ -56,6 +55,7 @@ class Request:
     capture: str = "auto"
     process_memory: int | None = None
     clip_grad_norm: float | None = None
+    owns_device: bool = True
 
     @property
     def tail(self) -> int | None:
@@ -121,10 +121,10 @@ class Request:
         captured = self.capture != "off" and self.allocator == "slab"
         return process_memory(self.device, self.process_memory, len(self.graph.nodes), captured)
 
-    def step(self, plan: Plan, program: Program, memory: int | None) -> CompiledStep:
-        """The step that runs a program of this request on its device, if it has one."""
-        made = CompiledStep if self.ranks is None else ParallelStep
-        return made(self, plan, program, memory)
+    def close_device(self) -> None:
+        """Close the device if it was opened for this request."""
+        if self.owns_device and self.device is not None:
+            self.device.close()
 
 
 def make_recipe(
@@ -136,5 +136,5 @@ def make_recipe(
         return numpy_recipe(graph, precision, limit, deterministic, fusions or ())
     from minidnn.cuda_recipes import cuda_recipe
 
-    cuda: CudaDevice = device  # type: ignore[assignment]
+    cuda: CudaDevice = device  # type: ignore[assignment]  # no other device selects engines
     return cuda_recipe(graph, precision, limit, deterministic, fusions, device=cuda, tune=tune)

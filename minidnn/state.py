@@ -56,8 +56,7 @@ class ModelState:
     def initialise(self, seed: int) -> None:
         """Fill parameters by their rules, made on the host from ``seed``; optimizer state and constants with zeros."""
         for buffer in self._persistent.state_buffers:
-            whole = Value(buffer.name, buffer, 0, TensorSpec((buffer.nbytes,), "uint8"), -1)
-            self._write(whole, np.zeros(buffer.nbytes, np.uint8))
+            self._write(buffer.whole, np.zeros(buffer.nbytes, np.uint8))
         if self._persistent.scaling is not None:
             self._write(self._persistent.scaling, np.array([INITIAL_SCALE, 0.0, 1.0, 0.0]))
         for name, parameter in self._parameters.items():

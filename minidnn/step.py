@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +15,13 @@ from minidnn.executor import Executor
 from minidnn.executors import make_executor
 from minidnn.explain import explain
 from minidnn.measure import measure_step
-from minidnn.schedule.instruction import Buffer, Value
+from minidnn.request import Request
+from minidnn.schedule.instruction import Value
 from minidnn.schedule.persistent import LOGITS_OFFSET
 from minidnn.schedule.plan import Plan
 from minidnn.schedule.program import Program
 from minidnn.state import ModelState
 from minidnn.step_result import Measured, StepResult
-
-if TYPE_CHECKING:
-    from minidnn.request import Request
 
 _COUNTS = ("optimizer.step", "optimizer.updates")  # what a saved optimizer state calls ``steps`` and ``updates``
 _NO_DEVICE = "this step has no device (device=None, or closed); compile it with a device to run it"
@@ -60,8 +58,8 @@ class CompiledStep:
         self.state: ModelState | None = None
         if request.device is not None:
             self._executor = make_executor(
-                program, request.device, self.gpu, self.precision.name, self.allocator, memory, request.communicator,
-                request.capture,
+                program, request.device, self.gpu, self.precision.name, allocator=self.allocator, memory=memory,
+                communicator=request.communicator, capture=request.capture,
             )  # fmt: skip
             self.state = self._make_state(self._executor)
             self.state.initialise(self.seed)
@@ -145,18 +143,20 @@ class CompiledStep:
             pending.settle()
         persistent = self.program.persistent
         slot = executor.slot_bytes((persistent.slot, persistent.other_slot)[parity])
-        self._writer.write(slot, name, x, y, RunNumbers(lr, share, scale, update, self.steps, self.seed, self.rank))
+        self._writer.write(slot, name, x, y, self._numbers(lr, share, scale, update))
         event = executor.run(name)
         spec = self.precision.resolve(self.graph.loss_node.output.spec)
         loss = executor.view(Value("loss", persistent.result, 0, spec, -1), slot=parity)
         result = self._results[parity] = StepResult(executor, event, loss)
         return result
 
-    def fill_slot(self, name: str, slots: Mapping[Buffer, NDArray[np.uint8]], x: NDArray[Any], y: NDArray[Any]) -> None:
-        """Fill the first pinned slot of a measured copy as the next run of a schedule would be."""
+    def fill_slot(self, name: str, slot: NDArray[np.uint8], x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Fill the bytes of a pinned slot as the next run of a schedule would."""
         share = 1.0 / len(x) if self.accumulate == 1 else 1.0 / (self.accumulate * self.batch)
-        numbers = RunNumbers(self.optimizer.lr, share, 1.0, self.updates + 1, self.steps, self.seed, self.rank)
-        self._writer.write(slots[self.program.persistent.slot], name, x, y, numbers)
+        self._writer.write(slot, name, x, y, self._numbers(self.optimizer.lr, share, 1.0, self.updates + 1))
+
+    def _numbers(self, lr: float, share: float, scale: float, update: int) -> RunNumbers:
+        return RunNumbers(lr, share, scale, update, step=self.steps, seed=self.seed, rank=self.rank)
 
     def gradients(self, x: NDArray[Any], y: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Forward and backward without an update: mean gradients by parameter name, in torchvision's layout.
@@ -228,11 +228,12 @@ class CompiledStep:
         Fills ``measured``. Raises VerificationError where they differ; this step's own state does not change.
         """
         self.rules.check(x, y)
-        self.measured = measure_step(self, x, y)
+        self.settle()
+        self.measured = measure_step(self.executor, self.fill_slot, x, y)
 
     def explain(self) -> str:
         """One line a layer: decision, stored bytes, workspace; then the totals."""
-        return explain(self)
+        return explain(self.graph, self.plan, self.program)
 
     def settle(self) -> None:
         """Read every result that is still on its way, before the pinned slots are used for something else."""
@@ -241,8 +242,9 @@ class CompiledStep:
                 result.settle()
 
     def close(self) -> None:
-        """Give the device's memory back. The step cannot run afterwards."""
+        """Give the device's memory back; close the device if it was named, not given. The step cannot run afterwards."""
         if self._executor is not None:
             self.settle()
             self._executor.close()
             self._executor = None
+        self.request.close_device()

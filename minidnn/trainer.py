@@ -20,8 +20,8 @@ from minidnn.checkpoint import Progress
 from minidnn.data import Batches
 from minidnn.errors import UserError
 from minidnn.interruption import Interruption
-from minidnn.layers import BatchNorm, Graph
 from minidnn.lr_schedule import LearningRate
+from minidnn.meter import Meter
 from minidnn.metrics import MetricsLog
 from minidnn.screen import Screen
 
@@ -73,7 +73,7 @@ class Training:
         log, screen: where figures go.
         accumulate: batches an update takes; the last group of an epoch may be smaller.
         max_steps: stop after this many batches since the start, at the end of an update.
-        dropped: batches that each epoch leaves out because batch norm cannot use them (``unusable_tail``).
+        dropped: batches that each epoch leaves out because batch norm cannot use them (``batch_rules.unusable_tail``).
         print_freq: batches between two lines and two records.
         peers: in data parallelism the step itself; ``train`` then makes this rank's share of every batch, and ``test``,
             None for a rank without any, its part of the split.
@@ -161,14 +161,6 @@ def _correct(step: Step, batches: Batches | None, interrupted: Callable[[], bool
     return correct, len(batches.dataset)
 
 
-def unusable_tail(graph: Graph, tail: int | None) -> str | None:
-    """The batch norm that would see one value per channel in a last batch of ``tail`` samples; None if there is none."""
-    for node in graph.nodes if tail == 1 else ():
-        if isinstance(node.layer, BatchNorm) and math.prod(node.output.shape[1:-1]) == 1:
-            return node.name
-    return None
-
-
 def _train(t: Training, progress: Progress, meter: Meter, interrupted: Callable[[], bool]) -> Progress:
     """The rest of an epoch, or less of it: to the end of the update at which training has to stop."""
     total = len(t.train)
@@ -193,14 +185,14 @@ def _train(t: Training, progress: Progress, meter: Meter, interrupted: Callable[
             bar.advance()
             meter.count(whole)
             if done % t.print_freq == 0:
-                progress, loss = _read(pending, progress, lr, t.peers)
+                progress, loss = _read(pending, progress, t.rate.base, t.peers)
                 speed = meter.lap()
                 bar.show(f"{title}[{done:>{width}}/{total}]  loss {loss:.4f}  lr {lr:.4g}  {speed:,.0f} images/s")
                 t.log.write(
                     kind="step", step=progress.steps, epoch=progress.epoch, batch=done, update=progress.updates,
                     loss=loss, lr=lr, images_per_second=speed,
                 )  # fmt: skip
-        progress, _ = _read(pending, progress, t.rate(max(progress.updates - 1, 0)), t.peers)
+        progress, _ = _read(pending, progress, t.rate.base, t.peers)
     meter.stop()
     return progress
 
@@ -241,41 +233,8 @@ def _end_of_epoch(t: Training, progress: Progress, acc1: float, seconds: float) 
         seconds=seconds,
     )  # fmt: skip
     dropped = progress.dropped_batches + t.dropped
-    after = Progress(progress.epoch + 1, 0, progress.steps, progress.updates, 0.0, 0, best_acc1, dropped)
+    after = Progress(
+        epoch=progress.epoch + 1, steps=progress.steps, updates=progress.updates, best_acc1=best_acc1,
+        dropped_batches=dropped,
+    )  # fmt: skip
     return after, best
-
-
-class Meter:
-    """Images per second of training, evaluation not counted."""
-
-    def __init__(self) -> None:
-        self._images = 0
-        self._seconds = 0.0
-        self._lap_images = 0
-        self._mark = self._started = 0.0
-
-    def start(self) -> None:
-        """Begin to count time."""
-        self._mark = self._started = time.perf_counter()
-        self._lap_images = 0
-
-    def count(self, images: int) -> None:
-        """Images of a step whose time is being counted."""
-        self._images += images
-        self._lap_images += images
-
-    def lap(self) -> float:
-        """Images per second since the last lap."""
-        now = time.perf_counter()
-        speed = self._lap_images / max(now - self._mark, 1e-9)
-        self._mark, self._lap_images = now, 0
-        return speed
-
-    def stop(self) -> None:
-        """Stop counting time."""
-        self._seconds += time.perf_counter() - self._started
-
-    @property
-    def total(self) -> float | None:
-        """Images per second of all that was counted; None without any."""
-        return self._images / self._seconds if self._images else None

@@ -6,7 +6,7 @@ over ``--repeats`` of ``--steps`` steps each. Without --against only ours are ti
 
 from __future__ import annotations
 
-import threads  # noqa: F401
+import threads  # noqa: F401  (before NumPy)
 
 # isort: split
 import argparse
@@ -23,7 +23,7 @@ from idle import busy_seconds, by_kernel, furthest_from_floor, host_seconds, row
 
 import minidnn
 import models
-from minidnn.commandline import run
+from minidnn.commandline import Parser, run
 from minidnn.errors import UserError
 from minidnn.layers import Graph
 from minidnn.metrics import provenance, write_json
@@ -36,7 +36,7 @@ OPTIMIZER = minidnn.SGD(lr=0.01, momentum=0.9, weight_decay=1e-4)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = Parser((__doc__ or "").splitlines()[0], epilog=None)
     add = parser.add_argument
     add("-a", "--arch", nargs="+", default=["resnet50"], metavar="NAME", help="models")
     add("-b", "--batch-size", nargs="+", type=int, default=[128], metavar="N", help="one for each model")
@@ -165,7 +165,7 @@ def ours(graph: Graph, precision: str, args: argparse.Namespace) -> dict[str, An
         "compile_seconds": compiled, "losses": losses, "reserved_bytes": step.profile.reserved_bytes,
         "peak_bytes": step.profile.peak_bytes, "outside_bytes": outside, "outside_grown_bytes": device.outside_bytes() - outside,
         "rows": len(step.program["train"].rows), "deterministic": step.recipe.deterministic, "capture": args.capture,
-        "fusions": list(step.recipe.fusions), "recipe": step.recipe.hash, "versions": device.versions(),  # type: ignore[attr-defined]
+        "fusions": list(step.recipe.fusions), "recipe": step.recipe.hash, "versions": device.versions(),  # type: ignore[attr-defined]  # of a GPU, which a bench needs
     }  # fmt: skip
     if args.kernels or args.idle:
         times = row_times(step)

@@ -9,11 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from outputs import make_folders, waiting
+
 import models
-from job import build_graph, request_options
+from arguments import build_graph, request_options
 from layup import Context
 from layup.policies import find
 from layup.report import Comparison, compare, comparison_text
+from minidnn.batch_rules import unusable_tail
 from minidnn.budget import parse_bytes
 from minidnn.commandline import Parser, add_model, complete, run
 from minidnn.defaults import known_facts
@@ -23,7 +26,6 @@ from minidnn.prepare import prepare
 from minidnn.request import Request
 from minidnn.schedule.plan import keep
 from minidnn.schedule.text import human_bytes
-from minidnn.trainer import unusable_tail
 
 LARGE_IMAGE, LARGE_CLASSES, SMALL_CLASSES = 200, 1000, 10
 
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add(
         "--budgets",
         metavar="SIZE,...",
-        help="device budgets: 4GiB, 80%% of what keep reserves (default: 100 to 30%%, minimum)",
+        help="device budgets: 4GiB, 80%% of what keep reserves (default: six, from what keep reserves to the smallest)",
     )
     add("--policies", metavar="NAME,...", help="some policies only (default: all)")
     add("--host-memory", metavar="SIZE", help="pinned host bytes a plan may take")
@@ -56,8 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.theta > 0:
         raise UserError(f"--theta {args.theta:g} must be above 0; 1.0 is usual")
     names = None if args.policies is None else [find(name.strip()).name for name in args.policies.split(",")]
+    make_folders(args, "json", "png")
     args.memory, args.stream = None, False
     args = completed(args)
+    waiting(f"planning {args.arch} by every policy under every budget")
     request = request_of(args)
     comparison = compare(
         Context(request, theta=args.theta, host_memory=host_budget(args)), budgets(args, request), names

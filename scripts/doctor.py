@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import sys
@@ -11,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from minidnn.commandline import run
+from minidnn.commandline import Parser, run
 from minidnn.device.cuda_libraries import import_cupy, parse_device, require_gpu
 from minidnn.errors import UserError
 from minidnn.metrics import provenance, write_json
@@ -22,7 +21,7 @@ PACKAGES = ("numpy", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cudnn-frontend", "n
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report. Returns 0 where a GPU can be used, else 2."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = Parser((__doc__ or "").splitlines()[0], epilog=None)
     parser.add_argument("--device", default="cuda:0", metavar="D")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report, too")
     args = parser.parse_args(argv)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import threads  # noqa: F401
+import threads  # noqa: F401  (before NumPy)
 
 # isort: split
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from job import assemble, choose_device, load_data
+from outputs import make_folders
+
+from arguments import choose_device
+from job import assemble, load_data
 from minidnn.checkpoint import Checkpoint
 from minidnn.commandline import Parser, add_memory, add_model, complete, run
 from minidnn.metrics import provenance, write_json
@@ -27,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     group.add_argument("--json", metavar="FILE", help="write the accuracy, with machine, versions and command")
     args = parser.parse_args(argv)
     args.epochs = args.lr = args.lr_sched = args.warmup = args.augment = None  # of training alone
+    make_folders(args, "json")
     with Checkpoint(args.checkpoint) as checkpoint:
         metadata = checkpoint.metadata
         device, line = choose_device(args.device, args.profile)
@@ -36,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             job.step.load_state_dict(checkpoint.weights())
             accuracy = evaluate(job.step, job.batches(splits)[1])
         finally:
-            job.step.close()
+            job.close()
     assert accuracy is not None
     count = len(splits.test)
     print(f"{job.args.arch} after {metadata.progress.steps:,} steps on {job.args.data}: "

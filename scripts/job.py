@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import layup
 import minidnn
-import models
+from arguments import build_graph, read_plan, request_options
+from minidnn.batch_rules import unusable_tail
+from minidnn.compile import make_step
 from minidnn.cuda_recipes import fallback_notes
 from minidnn.data import Augment, Batches, Splits, load
 from minidnn.defaults import DEFAULTS, Facts, known_facts, name_of
 from minidnn.device.base import Device
-from minidnn.device.cuda_libraries import describe_gpu
 from minidnn.errors import UserError
-from minidnn.layers import BatchNorm, Graph, SoftmaxCrossEntropy
-from minidnn.optim import SGD, Adam, Optimizer
+from minidnn.layers import BatchNorm, Graph
 from minidnn.parallel.agree import compare
 from minidnn.parallel.communicator import Communicator
 from minidnn.parallel.step import ParallelStep
 from minidnn.schedule.instruction import Op
 from minidnn.schedule.plan import Decision, Plan, keep, naive
 from minidnn.schedule.ranks import Strategy
-from minidnn.schedule.recipe import Recipe
 from minidnn.schedule.simulate import MemoryProfile
 from minidnn.screen import byte_table
 from minidnn.step import CompiledStep
-from minidnn.trainer import unusable_tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +58,12 @@ class Job:
         """Whether training leaves out a smaller last batch."""
         return bool(self.args.drop_last) or self.dropped is not None
 
+    def close(self) -> None:
+        """Give the step's memory back, and close the device, which was opened for it."""
+        self.step.close()
+        if self.step.request.device is not None:
+            self.step.request.device.close()
+
     def batches(self, splits: Splits, rank: int = 0, ranks: int = 1) -> tuple[Batches, Batches]:
         """Training batches, a rank's share of each, shuffled and augmented, and test batches, in order and whole."""
         args, defaults = self.args, DEFAULTS[name_of(self.args.data)]
@@ -72,13 +74,13 @@ class Job:
         return train, Batches(splits.test, args.batch_size, shuffle=False, **common)
 
     def table(self) -> str:
-        """The bytes of the step: under other plans, predicted and measured."""
+        """The bytes of the step: under other plans, predicted and, where it was, measured."""
         rows = (
             ("naive", self.naive),
             ("keep", self.keep),
             ("predicted", self.step.profile),
             ("measured", self.step.measured),
-        )
+        )[: 4 if self.step.measured.peak_bytes is not None else 3]
         return byte_table(
             ("peak", "reserved", "pinned host"),
             [(name, (row.peak_bytes, row.reserved_bytes, row.host_bytes)) for name, row in rows],
@@ -158,43 +160,51 @@ def assemble(
     same = {**request_options(args), "tail": None if dropped else tail, "allocator": args.allocator}
     same |= {"device": _open(device, args.precision), "capture": args.capture}
     same |= {} if communicator is None else {"communicator": communicator, "strategy": strategy}
-    read = read_plan(args)
-    planned = planned_for = None
-    if read is None:
-        planned = layup.plan(graph, args.memory, args.policy or "auto", **same)
-        plan = planned.plan if communicator is None else _plan_of_rank_0(planned.plan, communicator, device)
-        if plan == planned.plan:
-            step = planned.context.request.step(planned.plan, planned.program, planned.memory)
-        else:
-            planned = None
-            step = minidnn.compile(graph, plan, memory=args.memory, **_without(same, "streamed", "theta"))
-    else:
-        plan, planned_for = read
-        step = minidnn.compile(graph, plan, memory=args.memory, **_without(same, "streamed", "theta"))
-    common = _without(same, "streamed", "theta", "host_memory", "capture", "process_memory")
-    common |= {"device": None, "recipe": step.recipe}
-    common["workspace_limit"] = None
-    common |= {"strategy": step.ranks.strategy} if isinstance(step, ParallelStep) else {}
-
+    step, planned, made_for = _compile(graph, args, same)
     notes = []
     if dropped is not None:
         notes.append(
             f"the last batch of an epoch has one image{' a rank' * (size > 1)}, of which {dropped} sees one value per channel: "
             "left out in training (not in evaluation), and counted"
         )
-    if planned_for not in (None, step.recipe.hash):
-        notes.append(f"the plan {args.plan} was made for the recipe {planned_for}; this run has {step.recipe.hash}")
-
+    if made_for not in (None, step.recipe.hash):
+        notes.append(f"the plan {args.plan} was made for the recipe {made_for}; this run has {step.recipe.hash}")
     if planned is not None:
         notes += planned.notices
     notes += fallback_notes(graph, step.recipe)
+
+    common = _without(same, "streamed", "theta", "host_memory", "capture", "process_memory")
+    common |= {"device": None, "recipe": step.recipe, "workspace_limit": None}
+    common |= {"strategy": step.ranks.strategy} if isinstance(step, ParallelStep) else {}
 
     def profile_of(plan: Plan) -> MemoryProfile:
         return minidnn.compile(graph, plan, **common).profile
 
     return Job(
-        args, facts, graph, step, planned, device, profile_of(naive()), profile_of(keep()), dropped, tuple(notes)
-    )
+        args=args, facts=facts, graph=graph, step=step, planned=planned, device=device, naive=profile_of(naive()),
+        keep=profile_of(keep()), dropped=dropped, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _compile(
+    graph: Graph, args: Namespace, same: dict[str, Any]
+) -> tuple[CompiledStep, layup.Planned | None, str | None]:
+    """The step; how its plan was made; the hash of the recipe that a plan file says it was made for.
+
+    All ranks carry out one plan: their own where they have shares of one size, else that of rank 0, the largest.
+    """
+    read = read_plan(args)
+    if read is not None:
+        plan, made_for = read
+    else:
+        planned, made_for = layup.plan(graph, args.memory, args.policy or "auto", **same), None
+        plan, communicator = planned.plan, same.get("communicator")
+        if communicator is not None and same["device"] is not None:
+            plan = Plan.from_json(communicator.exchange(plan.to_json())[0])
+        if plan == planned.plan:
+            return make_step(planned.context.request, plan, planned.program, planned.memory), planned, None
+    step = minidnn.compile(graph, plan, memory=args.memory, **_without(same, "streamed", "theta"))
+    return step, None, made_for
 
 
 def _open(device: str | None, precision: str) -> str | Device | None:
@@ -206,100 +216,8 @@ def _open(device: str | None, precision: str) -> str | Device | None:
     return open_device(device, precision, deterministic=True)
 
 
-def _plan_of_rank_0(plan: Plan, communicator: Communicator, device: str | None) -> Plan:
-    """The plan all ranks carry out: its own where ranks have shares of one size, else that of rank 0, the largest."""
-    return plan if device is None else Plan.from_json(communicator.exchange(plan.to_json())[0])
-
-
-def request_options(args: Namespace) -> dict[str, Any]:
-    """The options that ``layup.plan`` and its kin take besides graph, budget and policy. Reads a recipe file."""
-    if args.recipe is not None and args.workspace_limit is not None:
-        raise UserError(f"--recipe {args.recipe} has a workspace limit of its own: leave out --workspace-limit")
-    return {
-        "optimizer": optimizer(args),
-        "profile": args.profile,
-        "precision": args.precision,
-        "seed": args.seed,
-        "accumulate": args.accum,
-        "clip_grad_norm": args.clip_grad_norm,
-        "workspace_limit": args.workspace_limit,
-        "recipe": None if args.recipe is None else Recipe.from_json(read_json(args.recipe)),
-        "host_memory": args.host_memory,
-        "process_memory": getattr(args, "process_memory", None),
-        "streamed": ("*",) if args.stream else (),
-        "theta": theta_of(args),
-    }
-
-
-def theta_of(args: Namespace) -> float:
-    """Theta of the thesis' rule. Raises UserError where no policy would look at it."""
-    if args.theta is None:
-        return 1.0
-    policy = getattr(args, "policy", None)  # where several are compared there is no such option
-    if policy not in (None, "auto", "layup"):
-        raise UserError(f"--theta {args.theta:g} is of policy layup and has no effect on {policy}: leave it out")
-    return float(args.theta)
-
-
 def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in names}
-
-
-def build_graph(args: Namespace, facts: Facts) -> Graph:
-    """The model for this data. Raises UserError for what does not go together."""
-    size = args.image_size
-    if size is None and facts.height != facts.width:
-        raise UserError(
-            f"the images of {args.data} are {facts.height}x{facts.width} and models take square ones: give --image-size"
-        )
-    classes = facts.classes if args.num_classes is None else args.num_classes
-    if classes < facts.classes:
-        raise UserError(
-            f"--num-classes {classes} is less than the {facts.classes} classes of {args.data}: leave it out"
-        )
-    graph = models.build(
-        args.arch, batch=args.batch_size, image_size=size or facts.height, in_channels=facts.channels, classes=classes,
-        blocks=args.blocks,
-    )  # fmt: skip
-    if args.label_smoothing:
-        graph.loss_node.layer = SoftmaxCrossEntropy(args.label_smoothing)
-    return graph
-
-
-def optimizer(args: Namespace) -> Optimizer:
-    """The optimizer of the options."""
-    if args.opt == "adam":
-        return Adam(lr=args.lr, weight_decay=args.wd)
-    return SGD(lr=args.lr, momentum=args.momentum, nesterov=args.opt == "nesterov", weight_decay=args.wd)
-
-
-def read_plan(args: Namespace) -> tuple[Plan, str | None] | None:
-    """The plan of ``--plan``, and the hash of the recipe it says it was made for; None if a policy makes the plan."""
-    if args.plan is None:
-        return None
-    for option, given in (("--policy", args.policy), ("--theta", args.theta), ("--stream", args.stream or None)):
-        if given is not None:
-            raise UserError(f"--plan {args.plan} and {option} both say what is planned: give one of them")
-    data = read_json(args.plan)
-    made_for = data.pop("recipe_hash", None)
-    return Plan.from_json(data), made_for
-
-
-def choose_device(name: str, profile: str) -> tuple[str, str]:
-    """What to compile for, and the line that says so. ``auto``: the first GPU if it can be used, else the emulated device.
-
-    Raises UserError for a GPU that was asked for and cannot be had.
-    """
-    why = ""
-    if name != "emulated":
-        wanted = "cuda:0" if name == "auto" else name
-        try:
-            return wanted, f"device: {wanted}, {describe_gpu(wanted)}"
-        except UserError as error:
-            if name != "auto":
-                raise
-            why = f"; {error}"
-    return "emulated", f"device: emulated, NumPy on this computer{why}; predicted times are those of {profile}"
 
 
 def load_data(job: Job) -> tuple[Job, Splits]:
@@ -312,7 +230,7 @@ def load_data(job: Job) -> tuple[Job, Splits]:
         compare(job.step.communicator, {"training data": describe_facts(facts)})
     if facts == job.facts:
         return job, splits
-    job.step.close()
+    job.close()
     team: dict[str, Any] = {}
     if isinstance(job.step, ParallelStep):
         team = {"communicator": job.step.communicator, "strategy": job.step.ranks.strategy}
@@ -323,16 +241,3 @@ def describe_facts(facts: Facts) -> str:
     """The sizes of a data set."""
     sizes = f"{facts.train:,} training images of {facts.height}x{facts.width}x{facts.channels}"
     return f"{sizes} in {facts.classes} classes"
-
-
-def read_json(path: str) -> dict[str, Any]:
-    """The object in a JSON file. Raises UserError naming the file."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): give an existing file") from error
-    except ValueError as error:
-        raise UserError(f"{path} is no JSON ({error}): give a file that a run has written") from error
-    if not isinstance(data, dict):
-        raise UserError(f"{path} holds {type(data).__name__}, not a JSON object: give a file that a run has written")
-    return data

@@ -7,10 +7,9 @@ of the step; tensors that fit the L2 cache are found there, as they often are in
 
 from __future__ import annotations
 
-import threads  # noqa: F401
+import threads  # noqa: F401  (before NumPy)
 
 # isort: split
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ import links
 import minidnn
 import models
 from minidnn import profiles
-from minidnn.commandline import run
+from minidnn.commandline import Parser, run
 from minidnn.device.cuda_libraries import import_cupy
 from minidnn.metrics import provenance, write_json
 from minidnn.precision import PRECISIONS
@@ -33,7 +32,7 @@ from minidnn.schedule.plan import Plan
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = Parser((__doc__ or "").splitlines()[0], epilog=None)
     add = parser.add_argument
     add("-a", "--arch", required=True, metavar="NAME")
     add("-b", "--batch-size", type=int, required=True, metavar="N")

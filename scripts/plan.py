@@ -9,8 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from outputs import make_folders, waiting
+
 import layup
-from job import Job, assemble, build_graph, request_options
+from arguments import build_graph, request_options
+from job import Job, assemble
 from layup.classify import classify, table
 from layup.report import waterfall, waterfall_text
 from minidnn.budget import parse_bytes
@@ -46,11 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     args.epochs = args.lr = args.lr_sched = args.warmup = args.augment = None  # of training alone
     links = links_of(args)
+    make_folders(args, "json", "save_plan")
     args = complete(args)
     if args.max_batch or args.min_memory:
+        waiting(f"searching: {args.arch} is planned for every {'batch' if args.max_batch else 'budget'} that is tried")
         print(search(args))
         return 0
     whole = args.batch_size if args.scaling == "strong" else args.batch_size * (args.ranks or 1)
+    waiting(f"planning {args.arch}")
     job = job_of(args, args.ranks, whole)
     profile = job.step.profile
     if args.ranks is not None:
@@ -59,9 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in (*job.decisions(), *(f"notice: {note}" for note in job.notes)):
         print(line)
     print(f"predicted time of a step on {args.profile}: {profile.step_seconds * 1e3:.3f} ms")
-    print(f"at the peak, {profile.peak_text}, of {job.graph.parameter_count:,} parameters and the rest:")
+    print(f"alive at the peak, {profile.peak_text}, the largest first ({job.graph.parameter_count:,} parameters):")
     for resident in profile.residents_at_peak[:10]:
         print(f"  {human_bytes(resident.nbytes):>12}  {resident.role:<18}  {resident.layer or resident.name}")
+    if rest := profile.residents_at_peak[10:]:
+        print(f"  {human_bytes(sum(resident.nbytes for resident in rest)):>12}  {len(rest)} smaller")
     scaled = [] if links is None else scaling(args, links, job)
     if links is not None:
         print(scaling_text(args, links, scaled))
@@ -75,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         schedule = job.step.program["train"]
         print(lifetime_map(schedule.rows, schedule.offsets, limit=60))
     if args.waterfall:
+        waiting("planning once for each technique")
         print(waterfall_text(waterfall(job.step, [(naive(), job.naive), (keep(), job.keep)])))
     if args.dump:
         print(job.step.program["train"].dump())

@@ -214,9 +214,11 @@ def describe(step: Any) -> str:
     ranks = step.ranks
     each = "/".join(map(str, sorted({ranks.of(r).local(ranks.batch) for r in range(ranks.size)}, reverse=True)))
     delay = f", {ranks.strategy.warmup} updates of warm-up without delay" if ranks.strategy.warmup else ""
+    alone = " (mpiexec, srun or torchrun would start several)" if step.communicator.name == "in-process" else ""
     late = f"updates one step late{delay}; " if ranks.strategy.delayed else ""
     return (
-        f"{ranks.size} ranks by {step.communicator.name}, strategy {ranks.strategy.name} ({ranks.strategy.implementation}): "
+        f"{ranks.size} rank{'s' * (ranks.size > 1)} by {step.communicator.name}{alone}, "
+        f"strategy {ranks.strategy.name} ({ranks.strategy.implementation}): "
         f"{late}global batch {ranks.batch}, {each} a rank, gradients averaged over samples, the rate as given; "
         "layer-wise update off"
     )

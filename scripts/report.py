@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outputs import make_folder, waiting
+
+from arguments import build_graph, read_json, read_plan, request_options
 from compare import completed, host_budget, request_of
-from job import build_graph, read_json, read_plan, request_options
 from layup import Context, Planned, Planner
 from layup.evaluate import Candidate
 from layup.planned import planned
 from layup.refusal import refuse
 from layup.report import compare, waterfall, write_report
+from minidnn.batch_rules import unusable_tail
 from minidnn.budget import parse_bytes
 from minidnn.commandline import TRAINING, Parser, add_memory, add_model, run
+from minidnn.compile import make_step
 from minidnn.defaults import known_facts
 from minidnn.errors import DoesNotFit, UserError
 from minidnn.parallel.inprocess import InProcess
@@ -27,7 +31,6 @@ from minidnn.schedule.timing import schedule_times
 from minidnn.step import CompiledStep
 from minidnn.step_result import Measured
 from minidnn.trace import TracedSchedule, write_trace
-from minidnn.trainer import unusable_tail
 
 REPORT, TRACE = "report.html", "trace.json"
 MOST_LAYERS = 1000
@@ -61,17 +64,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder, options = Path("."), completed(args)
     if args.output is not None:
         folder = Path(args.output)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, f"--output {folder}")
+    waiting(f"planning {options.arch}, by every policy and technique that the report compares")
     request = ranked_request(options)
     plan = plan_of(options, None if args.run is None else Path(args.run))
     streamed = plan.streamed if plan is not None else ("*",) if options.stream else ()
     context = Context(request, theta=options.theta or 1.0, host_memory=host_budget(options), streamed=streamed)
     planner = Planner(context, options.policy or "auto")
     chosen, refusal = choose(planner, plan, options.memory)
-    step = context.request.step(chosen.plan, chosen.program, chosen.memory)
+    step = make_step(context.request, chosen.plan, chosen.program, chosen.memory)
     step.measured, step.steps = measured, steps
     wanted = args.curve == "yes" or (args.curve == "auto" and len(step.graph.nodes) <= MOST_LAYERS)
-    curve = compare(context).to_json() if wanted else None
+    own = () if chosen.memory is None or refusal is not None else (chosen.memory,)
+    curve = compare(context, also=own).to_json() if wanted else None
     blocks = " " + ",".join(map(str, options.blocks)) if options.blocks else ""
     name = f"{options.arch}{blocks} on {on}" if on else f"{options.arch}{blocks}"
     known = [(planner.keep.plan, planner.keep.program.prediction)]

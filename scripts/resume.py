@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from arguments import read_json
 from job import Job
 from minidnn.checkpoint import Metadata, newest
 from minidnn.errors import UserError
@@ -63,9 +64,22 @@ def check_unchanged(args: Namespace, saved: Metadata) -> None:
             )
 
 
-def notices(job: Job, saved: Metadata, rate: LearningRate) -> Iterator[str]:
-    """One line for each thing that makes the rest of the run another one than it would have been."""
+def _budgets(args: Namespace, folder: Path) -> Iterator[str]:
+    """What bounded the run so far and does not bound the rest of it: a checkpoint, which may go elsewhere, holds none."""
+    try:
+        before = read_json(str(folder / "args.json"))
+    except UserError:
+        return
+    for name in ("memory", "process_memory", "host_memory"):
+        if before.get(name) is not None and getattr(args, name) is None:
+            option = f"--{name.replace('_', '-')}"
+            yield f"the run so far had {option} {before[name]}, and this part of it has none: give it again to keep to it"
+
+
+def notices(job: Job, saved: Metadata, rate: LearningRate, folder: Path) -> Iterator[str]:
+    """One line for each thing that makes the rest of the run another one than it would have been; ``folder``: so far its."""
     args, old = job.args, saved.args
+    yield from _budgets(args, folder)
     changed = [name for name in _FREE if old.get(name) != getattr(args, name)]
     if {"epochs", "lr", "lr_sched", "warmup"} & set(changed):
         update = saved.progress.updates

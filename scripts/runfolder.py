@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+from outputs import make_folder
 
 from job import Job
 from layup.report import waterfall, write_report
@@ -31,6 +34,9 @@ def choose_folder(output: str | None, resumed: Path | None, data: str, arch: str
         folder = Path(output)
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--output {output} is a file: give a folder, new or empty")
+        parent = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+        if not os.access(parent, os.W_OK):
+            raise UserError(f"--output {output} cannot be written (no permission in {parent}): give another folder")
         if newest(folder) is not None and (resumed is None or resumed.resolve().parent != folder.resolve()):
             raise UserError(
                 f"--output {output} holds the checkpoint of another run: add --resume auto, or give another folder"
@@ -51,7 +57,7 @@ class RunFolder:
 
     def begin(self, progress: Progress) -> MetricsLog:
         """Write options, plan, recipe and the picture of one step; return the log of what is measured."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path, f"--output {self.path}")
         step, args = self._job.step, self._job.args
         write_json(self.path / "args.json", vars(args) | provenance(args.seed))
         write_json(self.path / "plan.json", step.plan.to_json() | {"recipe_hash": step.recipe.hash})
@@ -69,7 +75,7 @@ class RunFolder:
         step = job.step
         known = [(naive(), job.naive), (keep(), job.keep)]
         stages = waterfall(step, known) if len(step.graph.nodes) <= MOST_LAYERS else ()
-        title = f"{job.args.arch}, {job.args.data}"
+        title = f"{job.args.arch} on {job.args.data}"
         budget = None if job.planned is None else job.planned.memory
         path = self.path / "report.html"
         write_report(path, step, planned=job.planned, waterfall=stages, memory=budget, title=title)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threads  # noqa: F401
+import threads  # noqa: F401  (before NumPy)
 
 # isort: split
 import math
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 import ranked
-from job import Job, assemble, choose_device, load_data
+from arguments import choose_device
+from job import Job, assemble, load_data
 from minidnn.checkpoint import Checkpoint, Progress
 from minidnn.commandline import Parser, add_memory, add_model, add_training, complete, run
 from minidnn.data import Batches
@@ -64,7 +65,7 @@ def train(args: Namespace, team: Team | None) -> int:
     with ExitStack() as stack:
         # A loss that runs away ends the run with a sentence of ours; NumPy's warnings on the way there would hide it.
         stack.enter_context(np.errstate(over="ignore", invalid="ignore", divide="ignore"))
-        stack.callback(lambda: job.step.close())
+        stack.callback(lambda: job.close())
         job, splits = load_data(job)
         ranked.same_data(team, splits)
         train, test = ranked.batches(job, splits)
@@ -78,8 +79,8 @@ def train(args: Namespace, team: Team | None) -> int:
         if args.evaluate:
             return evaluate_only(job, test, len(splits.test), screen)
         rate = rate_of(job, train)
-        if saved is not None:
-            for notice in notices(job, saved, rate):
+        if saved is not None and path is not None:
+            for notice in notices(job, saved, rate, path.parent):
                 screen.line(f"notice: {notice}")
         return train_and_report(job, train, test, rate, progress, ranked.open_folder(team, folder, job), screen)
 
@@ -156,10 +157,13 @@ def train_and_report(
     if progress.epoch >= args.epochs:
         screen.line(f"nothing is left to train: {progress.epoch} epochs are done; more --epochs go on")
         return 0
-    if args.verify or job.device == "emulated":
+    verified = args.verify or job.device == "emulated"
+    if verified:
         with closing(train.epoch(0)) as batches:
             job.step.verify(*next(batches))
     screen.line(job.table())
+    if verified:
+        screen.line(measured_text(job))
     training = Training(
         step=job.step, train=train, test=test, rate=rate, epochs=args.epochs, save=folder.save, log=folder.begin(progress),
         screen=screen, accumulate=args.accum, max_steps=args.max_steps, dropped=int(job.dropped is not None),
@@ -169,6 +173,13 @@ def train_and_report(
     summary = folder.summary(outcome)
     screen.line(ending(outcome, summary["best_acc1"], len(train), folder))
     return 130 if outcome.interrupted else 0
+
+
+def measured_text(job: Job) -> str:
+    """What has been compared: ``verify`` would have raised, had anything differed."""
+    schedules = job.step.program.schedules
+    rows = sum(len(schedule.rows) for schedule in schedules.values())
+    return f"measured as predicted, to the byte, at each of the {rows:,} rows of {', '.join(schedules)}"
 
 
 def ending(outcome: Outcome, best_acc1: float | None, batches: int, folder: RunFolder) -> str:

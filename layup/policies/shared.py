@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 
-from layup.clock import clock
-from layup.copies import Moves
+from layup.clock import timeline
+from layup.copies import Moves, moved
 from layup.cost import Costs
-from layup.needs import OFFLOAD, Decisions, needs
+from layup.needs import OFFLOAD, Decisions
 from layup.timed_plan import timed_plan
 from minidnn.schedule.plan import Plan
 
@@ -34,10 +34,9 @@ def _timed(
     costs: Costs, decisions: Decisions, policy: str, gone: Callable[[int], int], here: Callable[[int], int]
 ) -> Plan:
     """``gone(key)``: node after whose forward the device copy goes; ``here(reader)``: node at whose backward it is back."""
-    need = needs(costs, decisions)
+    line = timeline(costs, decisions)
     last = len(costs.nodes) - 1
-    keys = [k for u in costs.units if decisions[u.number] is OFFLOAD for k in u.keys if need.first[k] >= 0]
+    keys = moved(line)
     until = [min(max(gone(k), costs.keys[k].made), last) for k in keys]
-    back = [min(here(need.first[k]), last) for k in keys]
-    moves = Moves(keys, until, back, 0.0, [])
-    return timed_plan(costs, decisions, policy, moves, need, clock(costs, need.remade))
+    back = [min(here(line.need.first[k]), last) for k in keys]
+    return timed_plan(line, Moves(keys, until, back, 0.0), policy)

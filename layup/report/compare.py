@@ -13,8 +13,8 @@ from layup.policies import POLICIES
 from minidnn.schedule.instruction import Op
 from minidnn.schedule.text import human_bytes
 
-SHARES = (100, 80, 60, 50, 40, 30)
-"""Budgets in percent of what ``keep`` reserves; the smallest that runs is added."""
+SHARES = (100, 80, 60, 40, 20, 0)
+"""Budgets in percent of the way from the smallest that runs to what ``keep`` reserves."""
 
 
 class Row(NamedTuple):
@@ -53,13 +53,18 @@ class Comparison:
 
 
 def compare(
-    context: Context, budgets: Iterable[int] | None = None, policies: Sequence[str] | None = None
+    context: Context,
+    budgets: Iterable[int] | None = None,
+    policies: Sequence[str] | None = None,
+    *,
+    also: Iterable[int] = (),
 ) -> Comparison:
     """Predict the best plan of every policy under every budget. Allocates nothing; a host budget is the context's.
 
     Args:
-        budgets: device bytes; None: ``SHARES`` of what ``keep`` reserves, and the smallest that runs.
+        budgets: device bytes; None: by ``SHARES``.
         policies: None: all.
+        also: device bytes of further budgets.
 
     Raises UserError for an unknown policy.
     """
@@ -69,9 +74,10 @@ def compare(
     keep_bytes = keep.program.reserved_bytes
     smallest = auto.smallest(context.host_memory)
     minimum = keep_bytes if smallest is None else smallest.program.reserved_bytes
-    wanted = [keep_bytes * share // 100 for share in SHARES] + [minimum] if budgets is None else list(budgets)
+    if budgets is None:
+        budgets = [minimum + (keep_bytes - minimum) * share // 100 for share in SHARES]
     rows = []
-    for memory in sorted(set(wanted), reverse=True):
+    for memory in sorted({*budgets, *also}, reverse=True):
         for name, planner in planners.items():
             candidate = planner.select(memory, context.host_memory)
             rows.append(Row(name, memory, False) if candidate is None else _row(name, memory, candidate))

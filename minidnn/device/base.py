@@ -20,6 +20,8 @@ Work = Callable[[], None]
 Event = Any
 """The completion of one submitted work."""
 
+IN_USE = "{} holds the memory of another step; close that first, or give this one a device of its own"
+
 
 class Device(Protocol):
     """What the executor needs of a device. Nothing here allocates after ``open``."""
@@ -28,7 +30,8 @@ class Device(Protocol):
     kernels: Any
 
     def open(self, reserved_bytes: int, host_bytes: int) -> None:
-        """Allocate the slab and the pinned slab: exactly these bytes, once. Raises OutOfMemory with the figures."""
+        """Allocate the slab and the pinned slab: exactly these bytes. Raises UserError with the figures, and where a step
+        has them that was not closed."""
 
     def array(self, space: str, offset: int, spec: TensorSpec) -> Array:
         """A view of the slab (``space`` "device") or the pinned slab ("host"). ``offset`` is aligned to the item size."""
@@ -68,5 +71,8 @@ class Device(Protocol):
     def outside_bytes(self) -> int:
         """Device memory this process holds outside the slab: context, libraries, graphs; 0 on the emulated device."""
 
+    def release(self) -> None:
+        """Give both slabs back, and be ready for ``open``. What was loaded and planned stays. Idempotent."""
+
     def close(self) -> None:
-        """Give both slabs back. Idempotent."""
+        """Give everything back. Idempotent."""

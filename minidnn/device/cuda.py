@@ -106,12 +106,11 @@ class CudaDevice(CudaMemory):
         if self._closed:
             return
         self._closed = True
-        self.synchronize()
+        self.release()
         if self.cudnn is not None:
             self.cudnn.close()
         self._give_back()
         self._scratch = None
-        self._release()
 
 
 def open_device(name: str, precision: str, deterministic: bool) -> CudaDevice:

@@ -13,7 +13,7 @@ import numpy as np
 from minidnn.errors import UserError
 from minidnn.kernels.cudnn import Cudnn
 
-INSTALL = "pip install 'minidnn-layup[cuda13]' (or [cuda12]), or use device='emulated'"
+INSTALL = "pip install 'minidnn-layup[cuda13]' (or [cuda12]), or use the device 'emulated'"
 
 
 LEAST_CUDNN = 90000
@@ -68,7 +68,7 @@ def require_gpu(runtime: Any, index: int, precision: str = "fp32") -> dict[str, 
     least = LEAST_CAPABILITIES.get(precision, LEAST_CAPABILITY)
     if capability < LEAST_CAPABILITY or capability < least:
         what = "cuDNN 9" if capability < LEAST_CAPABILITY else f"precision {precision}"
-        remedy = "device='emulated'" if capability < LEAST_CAPABILITY else "fp32 or fp16"
+        remedy = "the device 'emulated'" if capability < LEAST_CAPABILITY else "fp32 or fp16"
         raise UserError(
             f"{properties['name'].decode()} has compute capability {capability / 10}, and {what} needs {least / 10}; use {remedy}"
         )

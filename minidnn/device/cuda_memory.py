@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.device.base import Array, Work
+from minidnn.device.base import IN_USE, Array, Work
 from minidnn.device.cuda_libraries import numpy_dtype
 from minidnn.device.cuda_pool import CudaPinnedPool, CudaPool
 from minidnn.device.cuda_streams import CudaStreams
@@ -31,7 +31,7 @@ class CudaMemory(CudaStreams):
 
     def open(self, reserved_bytes: int, host_bytes: int) -> None:
         """Allocate both slabs. Raises UserError with the figures where the GPU or the host has less."""
-        assert self._slab is None, "the device is open already"
+        self._require_free()
         failure = self._cupy.cuda.runtime.CUDARuntimeError
         try:
             self._slab = self._cupy.cuda.Memory(reserved_bytes)
@@ -65,7 +65,7 @@ class CudaMemory(CudaStreams):
 
     def pools(self, limit: int | None) -> tuple[CudaPool, CudaPinnedPool]:
         """Pools in place of both slabs: give them back before the device is closed."""
-        assert self._slab is None and self._pool is None, "the device is open already"
+        self._require_free()
         self._pool = CudaPool(self._cupy, limit)
         return self._pool, CudaPinnedPool(self._cupy)
 
@@ -135,8 +135,13 @@ class CudaMemory(CudaStreams):
         free, total = self._runtime.memGetInfo()
         return int(total - free) - self._slab_bytes - (0 if self._pool is None else self._pool.held_bytes)
 
-    def _release(self) -> None:
-        """Give both slabs, or the pool, back."""
+    def _require_free(self) -> None:
+        if self._slab is not None or self._pool is not None:
+            raise UserError(IN_USE.format(self.name))
+
+    def release(self) -> None:
+        """Give both slabs, or the pool, back. Streams, handles, plans and loaded kernels stay for the next step."""
+        self.synchronize()
         self._slab = self._pool = None
         self._slab_bytes = 0
         self._pinned = np.empty(0, np.uint8)

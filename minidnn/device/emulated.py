@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.device.base import Array, Work
+from minidnn.device.base import IN_USE, Array, Work
+from minidnn.errors import UserError
 from minidnn.kernels import numpy_kernels
 from minidnn.schedule.instruction import DEVICE, STREAMS
 from minidnn.spec import TensorSpec
@@ -57,6 +58,8 @@ class EmulatedDevice:
 
     def open(self, reserved_bytes: int, host_bytes: int) -> None:
         """Allocate both slabs, poisoned."""
+        if self._slabs:
+            raise UserError(IN_USE.format(self.name))
         self._slabs = {
             "device": np.full(reserved_bytes + GUARD_BYTES, 0xFF, np.uint8),
             "host": np.full(host_bytes, 0xFF, np.uint8),
@@ -162,7 +165,11 @@ class EmulatedDevice:
         """Nothing of an emulated device lies outside its slab."""
         return 0
 
-    def close(self) -> None:
-        """Drop both slabs."""
+    def release(self) -> None:
+        """Drop both slabs, and what is queued."""
         self.discard()
         self._slabs = {}
+
+    def close(self) -> None:
+        """The same: there is nothing else."""
+        self.release()

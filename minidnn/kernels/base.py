@@ -237,8 +237,8 @@ class Kernels(Protocol):
     def dropout(self, y: Array, x: Array, counters: Array, *, node: int, threshold: int, scale: float) -> None:
         """y = x * scale where the random word of the element is >= threshold, else 0; forward and backward alike. y may be x.
 
-        Word i of the tensor is word i % 4 of ``minidnn.random.philox(counter=(i // 4, node, step low, step high),
-        key=(seed, rank))``, with step, seed and rank from ``counters``.
+        Word i of the tensor is word i % 4 of Philox4x32-10 (``minidnn.random``) for the counter (i // 4, node, step low,
+        step high) and the key (seed, rank), with step, seed and rank from ``counters``.
         """
 
     def convert(self, y: Array, x: Array) -> None:

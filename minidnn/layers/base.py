@@ -132,11 +132,6 @@ def slide(extent: int, kernel: int, stride: int, padding: int, dilation: int = 1
     return (extent + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def is_image(spec: TensorSpec) -> bool:
-    """Whether a spec is (N, H, W, C)."""
-    return len(spec.shape) == 4
-
-
 def require_image(kind: str, spec: TensorSpec) -> tuple[int, int, int, int]:
     """Return (N, H, W, C), or refuse with the shape."""
     if len(spec.shape) != 4:

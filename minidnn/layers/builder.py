@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import minidnn.graph
 from minidnn.errors import UserError
@@ -32,8 +32,6 @@ class Graph(minidnn.graph.Graph):
     before. Layers without a ``name`` are called ``relu1``, ``relu2`` ... Parameters are called ``"<layer>.<key>"``.
     """
 
-    _numbers: dict[str, int] = field(default_factory=dict)
-
     def apply(self, layer: Layer, *inputs: Tensor, name: str | None = None) -> Tensor:
         """Add any layer. All other methods rest on this one; an own layer needs no method."""
         name = self.automatic_name(layer.kind.removesuffix("2d")) if name is None else name
@@ -52,36 +50,6 @@ class Graph(minidnn.graph.Graph):
         self._unique(name)
         parameters = tuple(Parameter(f"{name}.{p.key}", p.key, p.shape, p.init, p.trainable, p.dtype) for p in declared)
         return self._append(name, layer, inputs, output_spec, parameters)
-
-    def _append(
-        self, name: str, layer: Layer, inputs: tuple[Tensor, ...], spec: TensorSpec, parameters: tuple[Parameter, ...]
-    ) -> Tensor:
-        requires_grad = any(p.trainable for p in parameters) or any(tensor.requires_grad for tensor in inputs)
-        output = Tensor(name, spec, Role.ACTIVATION, requires_grad=requires_grad)
-        output.producer = Node(len(self.nodes), name, layer, inputs, output, parameters)
-        self.nodes.append(output.producer)
-        return output
-
-    def _require_own(self, tensor: Tensor, name: str) -> None:
-        if not isinstance(tensor, Tensor):
-            raise GraphError(
-                f"layer {name!r} wants tensors of this graph, not {type(tensor).__name__}; declare the batch by input()"
-            )
-        node = tensor.producer
-        if node is None:
-            own = any(tensor is known for known in (*self.inputs, *self.labels))
-        else:
-            own = node.index < len(self.nodes) and self.nodes[node.index] is node
-        if not own:
-            raise GraphError(f"layer {name!r}: {tensor.name!r} belongs to another graph")
-
-    def automatic_name(self, kind: str) -> str:
-        """A free name for an unnamed layer: ``relu1``, ``relu2`` ... Amortised O(1)."""
-        number = self._numbers.get(kind, 1)
-        while f"{kind}{number}" in self._names:
-            number += 1
-        self._numbers[kind] = number
-        return f"{kind}{number}"
 
     # -- layers -----------------------------------------------------------------------------------------------------
     def conv2d(
@@ -197,16 +165,6 @@ class Graph(minidnn.graph.Graph):
     def logits(self) -> Tensor:
         """What evaluation returns: the first input of the loss."""
         return self.loss_node.inputs[0]
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """All parameters and running statistics, in the order of the nodes."""
-        return tuple(parameter for node in self.nodes for parameter in node.parameters)
-
-    @property
-    def parameter_count(self) -> int:
-        """Trainable elements: the number papers print."""
-        return sum(parameter.size for parameter in self.parameters if parameter.trainable)
 
     def check(self) -> None:
         """Refuse a graph that cannot train: not one loss, a tensor that nobody uses, or no trainable parameter."""

@@ -77,6 +77,11 @@ class Buffer:
         """Bytes taken in its slab: ``nbytes`` rounded up to 512, at least one block."""
         return max(round_up(self.nbytes), round_up(1))
 
+    @property
+    def whole(self) -> Value:
+        """All its bytes, whatever they mean: to be copied or compared, never an operand of a row."""
+        return Value(self.name, self, 0, TensorSpec((self.nbytes,), "uint8"), -1)
+
     def __repr__(self) -> str:
         return f"Buffer({self.name}, {self.nbytes} B, {self.role.value})"
 

@@ -133,31 +133,13 @@ class Plan:
         policy = str(data.get("policy", "file"))
         streamed = tuple(map(str, data.get("streamed", ())))
         return Plan(
-            decisions,
-            Reuse(**reuse),
-            policy,
-            numbers["lag"],
-            numbers["distance"],
-            tables["lags"],
-            tables["distances"],
-            memory_centric,
-            streamed,
-            numbers["group_bytes"],
-        )
+            decisions=decisions, reuse=Reuse(**reuse), policy=policy, lag=numbers["lag"], distance=numbers["distance"],
+            lags=tables["lags"], distances=tables["distances"], memory_centric=memory_centric, streamed=streamed,
+            group_bytes=numbers["group_bytes"],
+        )  # fmt: skip
 
 
-_FIELDS = {
-    "policy",
-    "reuse",
-    "lag",
-    "distance",
-    "memory_centric",
-    "decisions",
-    "lags",
-    "distances",
-    "streamed",
-    "group_bytes",
-}
+_FIELDS = {field.name for field in fields(Plan)}
 
 
 def keep() -> Plan:

@@ -162,7 +162,7 @@ def build_schedule(
         host_bytes=host.extent,
         persistent=[*persistent.buffers, *persistent.host_buffers],
     )
-    return Schedule(name, tuple(rows), offsets, prediction, batch, previous)
+    return Schedule(name, tuple(rows), offsets, profile=prediction, batch=batch, previous=previous)
 
 
 @uncollected()

@@ -4,6 +4,9 @@ Each stage is a process of its own with a time limit of its own, so that none ca
 too little of ``--seconds`` is left is not started, and is named in the table. Two files come out: ``everything.json`` with what
 every stage reported, rewritten after each, and ``everything.log`` with all that was printed. ``--unpack everything.json --out
 DIR`` writes the reports as files of their own. Exits with 1 when a stage failed. It judges no figure: that is a reader's work.
+
+``--gpus 2``: benchmarks on the first GPU, checks beside them on the second, each process seeing one; then, one after another,
+the stages that need both. More GPUs share the checks.
 """
 
 from __future__ import annotations
@@ -17,72 +20,39 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from gpu_stages import BENCHMARK, CHECK, JSON, LAST_PIECE_SECONDS, RANKS, SECONDS, STAGES, Stage
 
 from minidnn.commandline import run
 from minidnn.errors import UserError, nearest
 from minidnn.metrics import provenance, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
-JSON = "{json}"  # stands for the file of a stage's report
-DEEP = "6,32,790,6"  # 2,504 layers
 LEAST_SECONDS = 15  # with less left a stage is not worth starting
+GRACE_SECONDS = 10  # that a stage has to write what there is, after its limit
+UNFINISHED = 3  # exit code of a script that had not the time for everything
 
 
-class Stage(NamedTuple):
-    """A command under the repository's root, and the seconds after which it is ended."""
+class Lane(NamedTuple):
+    """GPUs that processes on them see, and the stages that wait for them. ``gpus`` (): all that there are."""
 
-    name: str
-    seconds: int
-    command: tuple[str, ...]
-
-
-def _bench(name: str, seconds: int, *options: str) -> Stage:
-    return Stage(name, seconds, ("scripts/bench.py", "--against", "torch", "--json", JSON, *options))
-
-
-def _pytest(name: str, seconds: int, *options: str) -> Stage:
-    return Stage(name, seconds, ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short", *options))
-
-
-def _speed(arch: str, batch: int, precision: str, seconds: int, *compiled: str) -> Stage:
-    options = ("-a", arch, "-b", str(batch), "--precision", precision, "--kernels", "--compiled", *compiled)
-    return _bench(f"{arch}-{precision}", seconds, *options)
-
-
-def _host(name: str, seconds: int, *options: str) -> Stage:
-    return _bench(name, seconds, "--idle", "--graphed", "--compiled", "--layouts", "first", *options)
-
-
-STAGES = (
-    Stage("protocol", 120, ("scripts/gpu/protocol_check.py", "--json", JSON)),
-    _pytest("kernels", 200, "tests/backend", "--deselect", "tests/backend/test_cuda_device.py::test_the_protocol_check_passes"),
-    _pytest("steps", 300, "tests/step"),
-    _speed("resnet50", 128, "fp16", 200, "fp16"),
-    _host("host-resnet20", 90, "-a", "resnet20", "-b", "128", "--precision", "tf32", "fp16"),
-    _speed("resnet50", 128, "fp32", 120),
-    _speed("resnet50", 128, "tf32", 100),
-    _host("host-deep", 240, "-a", "resnet", "--blocks", DEEP, "-b", "16", "--precision", "tf32",
-          "--steps", "3", "--repeats", "3"),
-    _speed("vgg16", 64, "fp16", 120, "fp16"),
-    _speed("vgg16", 64, "fp32", 100),
-    _speed("vgg16", 64, "tf32", 100),
-    _speed("vgg16", 64, "bf16", 120, "bf16"),
-    _speed("resnet50", 128, "bf16", 240, "bf16"),
-    Stage("ranks", 150, ("scripts/gpu/ranks_check.py", "--threads", "1", "2", "4", "--json", JSON)),
-    Stage("doctor", 60, ("scripts/doctor.py", "--json", JSON)),
-    Stage("costs", 120, ("scripts/measure_costs.py", "-a", "resnet50", "-b", "128", "--precision", "fp16", "--output", JSON)),
-)  # fmt: skip
+    gpus: tuple[int, ...]
+    queue: deque[Stage]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the stages, or unpack their reports. Returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=3600, metavar="S", help="of all stages together")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="stages on N GPUs at a time (1)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="stages: " + " ".join(stage.name for stage in STAGES))
     parser.add_argument("--out", type=Path, default=Path("gpu"), metavar="DIR")
     parser.add_argument("--unpack", type=Path, metavar="FILE", help="only write the reports in FILE to --out")
@@ -90,83 +60,154 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.unpack is not None:
         return unpack(args.unpack, args.out)
-    wanted = chosen(args.only)
-    record: dict[str, Any] = {"stages": {}, **provenance()}
+    wanted, order = chosen(args.only, args.gpus), [stage.name for stage in STAGES]
+    found: dict[str, dict[str, Any]] = {}
+    record: dict[str, Any] = {"stages": found, **provenance()}
     deadline = time.monotonic() + args.seconds
-    with (args.out / "everything.log").open("w", encoding="utf-8") as log:
-        for stage in wanted:
-            left = deadline - time.monotonic()
-            record["stages"][stage.name] = carry_out(stage, left, log)
-            write_json(args.out / "everything.json", record)
-            print(table_line(stage.name, record["stages"][stage.name]), flush=True)
-    print("\n".join(["", *(table_line(name, outcome) for name, outcome in record["stages"].items())]))
-    return int(any(outcome["outcome"] in ("failed", "out of time") for outcome in record["stages"].values()))
+    (args.out / "everything.log").write_text("", encoding="utf-8")
+    for lanes in waves(wanted, args.gpus):
+        with closing(carry_out(lanes, deadline, args.out)) as outcomes:
+            for name, outcome in outcomes:
+                found[name] = outcome
+                record["stages"] = found = dict(sorted(found.items(), key=lambda item: order.index(item[0])))
+                write_json(args.out / "everything.json", record)
+                print(table_line(name, outcome), flush=True)
+    print("\n".join(["", *(table_line(name, outcome) for name, outcome in found.items())]))
+    return int(any(outcome["outcome"] in ("failed", "out of time") for outcome in found.values()))
 
 
-def chosen(only: Sequence[str] | None) -> tuple[Stage, ...]:
-    """The stages of these names, in the order of the table. Raises UserError for a name that is none."""
-    known = {stage.name for stage in STAGES}
+def chosen(only: Sequence[str] | None, gpus: int) -> list[Stage]:
+    """The stages of these names that so many GPUs can run, in the order of the table. Raises UserError for what cannot be."""
+    if gpus < 1:
+        raise UserError(f"--gpus {gpus}: give at least 1")
+    if 0 < len(given_gpus()) < gpus:
+        raise UserError(f"--gpus {gpus}: CUDA_VISIBLE_DEVICES names {len(given_gpus())}")
+    known = {stage.name: stage for stage in STAGES}
     for name in only or ():
         if name not in known:
             raise UserError(f"--only {name} is no stage: {nearest(name, known)}")
-    return tuple(stage for stage in STAGES if only is None or stage.name in only)
+        if known[name].kind == RANKS and gpus < 2:
+            raise UserError(f"--only {name} needs two GPUs: give --gpus 2")
+    return [s for s in STAGES if (s.name in only if only is not None else s.kind != RANKS or gpus > 1)]
 
 
-def carry_out(stage: Stage, left: float, log: IO[str]) -> dict[str, Any]:
-    """Run a stage within its limit and what is left. Returns outcome, seconds, the last line and the report."""
-    if left < LEAST_SECONDS:
-        said = f"{max(0.0, left):.0f} s were left"
-        return {"outcome": "not started", "seconds": 0.0, "last_line": said, "report": None}
-    limit, begin = min(float(stage.seconds), left), time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        command = [sys.executable, *(str(report) if part == JSON else part for part in stage.command)]
-        log.write(f"\n===== {stage.name}: {' '.join(stage.command)}\n")
-        log.flush()
-        start = log.tell()
-        code = _process(command, limit, log)
-        found = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else None
-    outcome = "out of time" if code is None else "ok" if code == 0 else "failed"
-    return {
-        "outcome": outcome, "exit_code": code, "seconds": round(time.monotonic() - begin, 1),
-        "last_line": _last_line(Path(log.name), start), "report": found,
-    }  # fmt: skip
+def given_gpus() -> list[str]:
+    """The GPUs that this process is allowed to see; []: all."""
+    return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
 
-def _process(command: Sequence[str], limit: float, log: IO[str]) -> int | None:
-    """The exit code, or None if the process was ended, with all of its children, because of the limit."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-    )
+def waves(stages: Sequence[Stage], gpus: int) -> list[list[Lane]]:
+    """What runs side by side, and then what runs alone."""
+    queues = {kind: deque(stage for stage in stages if stage.kind == kind) for kind in (BENCHMARK, CHECK, RANKS)}
+    if gpus == 1:
+        return [[Lane((), deque(stages))]]
+    side = [Lane((0,), queues[BENCHMARK]), *(Lane((gpu,), queues[CHECK]) for gpu in range(1, gpus))]
+    return [side, [Lane((0, 1), queues[RANKS])]]
+
+
+def carry_out(lanes: Sequence[Lane], deadline: float, out: Path) -> Generator[tuple[str, dict[str, Any]]]:
+    """Run the stages of all lanes, one of each at a time. Gives name and outcome of each as it ends.
+
+    ``deadline``: of ``time.monotonic``. Close it where it is left early: stages under way end with it.
+    """
+    running: list[Process | None] = [None] * len(lanes)
     try:
-        return process.wait(limit)
-    except BaseException as error:  # an interruption must not leave it on the GPU, either
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if isinstance(error, subprocess.TimeoutExpired):
+        while any(running) or any(lane.queue for lane in lanes):
+            for at, lane in enumerate(lanes):
+                process = running[at]
+                if process is not None and (outcome := process.outcome()) is not None:
+                    running[at] = None
+                    yield process.stage.name, outcome
+                if running[at] is None and lane.queue:
+                    stage, left = lane.queue.popleft(), deadline - time.monotonic()
+                    if left >= LEAST_SECONDS:
+                        running[at] = Process(stage, min(float(stage.seconds), left), lane.gpus, out)
+                        continue
+                    said = f"{max(0.0, left):.0f} s were left"
+                    yield stage.name, {"outcome": "not started", "seconds": 0.0, "last_line": said, "report": None}
+            time.sleep(0.02)
+    finally:
+        for process in filter(None, running):  # an interruption must not leave it on a GPU, either
+            process.end()
+
+
+class Process:
+    """A stage under way. ``gpus``: the numbers of those it sees, of those that this process sees; (): all."""
+
+    def __init__(self, stage: Stage, limit: float, gpus: Sequence[int], out: Path) -> None:
+        self.stage, self._limit, self._begin = stage, limit, time.monotonic()
+        self._told = False  # that its time is up
+        self._folder = tempfile.TemporaryDirectory()
+        self._report, self._all = Path(self._folder.name) / "report.json", out / "everything.log"
+        self._log = out / f"{stage.name}.log"
+        words = {JSON: str(self._report), SECONDS: f"{max(0.0, limit - LAST_PIECE_SECONDS):.0f}"}
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        if gpus:
+            names = given_gpus()
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpu] if names else str(gpu) for gpu in gpus)
+        with self._log.open("w", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *(words.get(part, part) for part in stage.command)],
+                cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def outcome(self) -> dict[str, Any] | None:
+        """Outcome, seconds, the last line and the report; None while it runs. Ends it, with all its children, at its limit."""
+        code, seconds = self._process.poll(), time.monotonic() - self._begin
+        if code is None:
+            if seconds > self._limit and not self._told:
+                self._signal(signal.SIGTERM)  # once: a second one would disturb what it does upon the first
+                self._told = True
+            if seconds > self._limit + GRACE_SECONDS:
+                self._signal(signal.SIGKILL)
             return None
-        raise
+        text, report = self._gathered()
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        word = "out of time" if self._told else "ok" if code == 0 else "failed"
+        if code == UNFINISHED and report is not None and report.get("missing"):
+            word = "unfinished"
+        return {
+            "outcome": word, "exit_code": None if self._told else code, "seconds": round(seconds, 1),
+            "last_line": lines[-1] if lines else "", "report": report,
+        }  # fmt: skip
 
+    def _gathered(self) -> tuple[str, Any]:
+        """What it printed, which goes to ``everything.log``, and its report."""
+        self._signal(signal.SIGKILL)  # children that it has left
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        with self._all.open("a", encoding="utf-8") as log:
+            log.write(f"\n===== {self.stage.name}: {' '.join(self.stage.command)}\n{text}")
+        self._log.unlink()
+        report = json.loads(self._report.read_text(encoding="utf-8")) if self._report.is_file() else None
+        self._folder.cleanup()
+        return text, report
 
-def _last_line(path: Path, start: int) -> str:
-    """What a stage said last."""
-    with path.open(encoding="utf-8", errors="replace") as log:
-        log.seek(start)
-        lines = [line.strip() for line in log.read().splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    def end(self) -> None:
+        """End it before its time."""
+        self._signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_SECONDS)
+        self._gathered()
+        self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
 
 def table_line(name: str, outcome: dict[str, Any]) -> str:
     """A line about a stage: its figures, where it is a benchmark, else what it said last."""
     rows = (outcome.get("report") or {}).get("rows")
-    said = outcome["last_line"] if not isinstance(rows, list) else "; ".join(figures(row) for row in rows)
+    said = outcome["last_line"] if not isinstance(rows, list) else "; ".join(filter(None, map(figures, rows)))
     return f"{name:<18} {outcome['outcome']:<12} {outcome['seconds']:6.1f} s  {said[:220]}"
 
 
 def figures(row: dict[str, Any]) -> str:
-    """Speed, ratios and host time of a row of ``bench.py``."""
+    """Speed, ratios and host time of a row of ``bench.py``; speed-up of one of ``ring.py`` on several ranks, "" of others."""
+    if "strategy" in row:
+        told = "speed_up" in row and row["ranks"] > 1
+        return f"{row['net']} {row['strategy']} {row.get('capture', '')} {row['speed_up']:.2f} x" if told else ""
     if "minidnn" not in row:
         return f"{row['precision']} was not measured"
     mine = row["minidnn"]
@@ -189,4 +230,5 @@ def unpack(file: Path, out: Path) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, upon which what it has started ends, too
     sys.exit(run(main))

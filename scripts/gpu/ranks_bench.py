@@ -84,19 +84,20 @@ class Bench:
         return run_ranks(self.ranks, work, PATIENCE) if emulated else self.every(work)
 
     def trained(self, step: CompiledStep) -> dict[str, Any]:
-        """Train a step and close it."""
-        sums, losses, begin = [], [], time.perf_counter()
+        """Train a step, and close it and its device."""
+        sums, losses, device, begin = [], [], step.executor.device, time.perf_counter()
         for number in range(STEPS):
             losses.append(step.run(*batch(self.graph, number), lr=0.02 / (1 + number)).loss)
-            step.executor.device.synchronize()
+            device.synchronize()
             lines = step.program.persistent.lines
             strips = [s for line in lines for s in (line.weights, line.other_weights) if s is not None]
-            found = {s.whole.name: step.executor.device.get(step.executor.view(s.whole)) for s in strips}
+            found = {s.whole.name: device.get(step.executor.view(s.whole)) for s in strips}
             sums.append(checksum({n: a.view(np.uint16 if a.itemsize == 2 else a.dtype) for n, a in found.items()}))
         seconds = time.perf_counter() - begin
         state = {**step.state_dict(), **step.optimizer_state_dict()}
         how = step.communicator.name if isinstance(step, ParallelStep) else "alone"
         step.close()
+        device.close()
         return {"state": state, "sums": sums, "losses": losses, "seconds": seconds, "by": how}
 
     def alone(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ranks_bench import PATIENCE, Bench, distance, index_of
 from ranks_killed import check_killed
 
 from minidnn.device.cuda import CudaDevice
-from minidnn.device.cuda_libraries import device_count, import_cupy
+from minidnn.device.cuda_libraries import device_count, import_cupy, require_gpu
 from minidnn.errors import UserError
 from minidnn.metrics import provenance, write_json
 from minidnn.parallel.agree import checksum
@@ -235,6 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if here.launcher:
             outcome = as_processes(args)
             return 0 if all(found["passed"] for found in outcome.values()) else 1
+        if args.device != "emulated":
+            require_gpu(import_cupy().cuda.runtime, index_of(args.device, args.share) or 0, "fp32")
         return finish(args, on_threads(args))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

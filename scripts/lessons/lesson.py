@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minidnn import CompiledStep, Graph, UserError, profiles
-from minidnn.commandline import run
+from minidnn.commandline import Parser, run
 from minidnn.lifetime_map import lifetime_map
 from minidnn.schedule.instruction import DEVICE, HOST, Instruction, Wait
 from minidnn.schedule.program import Schedule
@@ -28,10 +28,10 @@ State = dict[str, NDArray[Any]]
 
 def options(argv: Sequence[str] | None, text: str | None, **defaults: str | int | float) -> argparse.Namespace:
     """Read the command line: ``--answer``, and an option for each default. ``text`` is the lesson's docstring."""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(text or "", epilog=None)
     parser.add_argument("--answer", metavar="VALUE", help="your answer to the question at the end")
     for name, default in defaults.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"default: {default}")
+        parser.add_argument(f"--{name}", type=type(default), default=default, help="default: %(default)s")
     return parser.parse_args(argv)
 
 

@@ -126,7 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stages, image_size, budgets = BLOCKS, IMAGE_SIZE, [parse_bytes(text) for text in args.memory.split(",")]
     limit, host_text = args.deepest, args.host_memory or ("100GiB" if args.stream else None)
     if args.tiny:
-        stages, image_size, limit, budgets = (1, 1, 1), 32, 8, [parse_bytes("140MiB")]
+        stages, image_size, limit = (1, 1, 1), 32, 8
+        budgets = [parse_bytes("140MiB")] if args.memory == BUDGETS else budgets
     host = None if host_text is None else parse_bytes(host_text, what="--host-memory")
     net = Net(stages, BATCH, image_size, args.profile, host, args.stream, args.whole_gradients)
     probes = Probes(net, args.cache)

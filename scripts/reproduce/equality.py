@@ -27,6 +27,7 @@ from layup.evaluate import Candidate
 from layup.planner import Planner
 from layup.policies import POLICIES, find
 from minidnn.commandline import run
+from minidnn.compile import make_step
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError, nearest
 from minidnn.layers import Graph
@@ -174,7 +175,7 @@ class Bench:
             assert step.measured.peak_bytes is not None and step.measured.host_bytes is not None
             peak, host = step.measured.peak_bytes, step.measured.host_bytes
         elif measure:
-            measured, _ = measure_schedule(step, "train", x, y)
+            measured, _ = measure_schedule(step.executor, step.fill_slot, "train", x, y)
             peak, host = measured.peak_bytes, measured.host_peak_bytes
         step.close()
         decisions = [d.value for d in chosen.plan.decisions.values()]
@@ -201,7 +202,7 @@ def _step(candidate: Candidate, *, whole: bool) -> CompiledStep:
         train, persistent = candidate.train, candidate.context.persistent
         reserved, host = train.profile.reserved_bytes, train.profile.host_bytes
         program = Program({"train": train}, persistent, layout(persistent), reserved, host)
-    return replace(request, device=EmulatedDevice()).step(candidate.plan, program, program.reserved_bytes)
+    return make_step(replace(request, device=EmulatedDevice()), candidate.plan, program, program.reserved_bytes)
 
 
 def _train(step: CompiledStep) -> dict[str, bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,10 @@ def main() -> None:
                 file.write(json.dumps({"key": point.key, **more}) + "\n")
 
     for point in (Point(*fields) for fields in settings["points"]):
+        late = [time.time() >= settings["deadline"]]
+        distributed.broadcast_object_list(late)  # by the clock of rank 0, for all
+        if late[0]:
+            break
         say(point)
         say(point, result=train(point, device, settings))
     distributed.barrier()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -11,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,17 +33,20 @@ SHAPES = {"lenet": (28, 1, 10), "cifar_quick": (32, 3, 10)}
 
 class Point(NamedTuple):
     """One measurement. ``batch``: of all ranks together. ``strategy``: one of ours, ``none`` (every rank trains alone, all at
-    once: what a step takes beside its neighbours, without any exchange), ``ddp`` (PyTorch), or ``links``."""
+    once: what a step takes beside its neighbours, without any exchange), ``ddp`` (PyTorch), or ``links``. ``capture``: of
+    ``minidnn.compile``; "" of what is not ours."""
 
     net: str
     batch: int
     ranks: int
     strategy: str
+    capture: str = ""
 
     @property
     def key(self) -> str:
         """Its name in the cache."""
-        return f"{self.net} {self.batch} {self.ranks} {self.strategy}"
+        how = f" capture={self.capture}" * bool(self.capture)
+        return f"{self.net} {self.batch} {self.ranks} {self.strategy}{how}"
 
     @property
     def local(self) -> int:
@@ -58,54 +62,61 @@ def build(net: str, batch: int) -> Graph:
 
 
 class Group(NamedTuple):
-    """How processes are started, and what all their points have in common (``settings``, for the worker)."""
+    """How processes are started, and what all their points have in common (``settings``, for the worker). ``deadline``: of
+    ``time.time``, after which neither a process nor a point is begun."""
 
     launcher: Sequence[str]
     settings: Mapping[str, Any]
     point_seconds: float
     environ: Mapping[str, str]
+    deadline: float = math.inf
 
-    def measure(self, points: Sequence[Point]) -> Iterator[tuple[Point, dict[str, Any]]]:
+    def measure(self, points: Sequence[Point]) -> Generator[tuple[Point, dict[str, Any]]]:
         """Measure points of one number of ranks and one worker, and give each result as soon as it is there.
 
-        A point that takes too long, or kills its processes, is given as ``{"failed": reason}``; new ones do the rest.
+        A point that takes too long, or kills its processes, is given as ``{"failed": reason}``; new ones do the rest. One that
+        would begin after the deadline is not given. Close it where it is left early: processes under way end with it.
         """
         left = list(points)
-        while left:
-            for point, result in self._run(left):
-                left.remove(point)
-                yield point, result
+        while left and time.time() < self.deadline:
+            with closing(self._run(left)) as found:
+                for point, result in found:
+                    left.remove(point)
+                    yield point, result
 
-    def _run(self, points: Sequence[Point]) -> Iterator[tuple[Point, dict[str, Any]]]:
-        by_key, begun, seen, reason = {point.key: point for point in points}, points[0], 0, ""
+    def _run(self, points: Sequence[Point]) -> Generator[tuple[Point, dict[str, Any]]]:
+        by_key, begun, seen, reason, patience = {point.key: point for point in points}, points[0], 0, "", 0.0
         with tempfile.TemporaryDirectory() as folder:
             asked, out, log = (Path(folder) / name for name in ("asked.json", "out.jsonl", "log.txt"))
             out.touch()
-            write_json(asked, {"points": points, "out": str(out), **self.settings})
+            write_json(asked, {"points": points, "out": str(out), "deadline": self.deadline, **self.settings})
             worker = Path(__file__).parent / WORKERS.get(points[0].strategy, "ring_worker.py")
             command = [*self.launcher, "-n", str(points[0].ranks), sys.executable, str(worker), str(asked)]
             environ = {**self.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
             with log.open("w", encoding="utf-8") as errors:
                 process = subprocess.Popen(command, env=environ, stdout=errors, stderr=errors, start_new_session=True)
             try:
-                patience = time.monotonic() + self.point_seconds
+                until = time.monotonic() + self.point_seconds
                 while True:
                     ended = process.poll() is not None
                     for line in out.read_text(encoding="utf-8").splitlines()[seen:]:
                         seen += 1
                         entry = json.loads(line)
-                        begun, patience = by_key[entry["key"]], time.monotonic() + self.point_seconds
+                        begun, until = by_key[entry["key"]], time.monotonic() + self.point_seconds
                         if "result" in entry:
                             yield begun, entry["result"]
                             by_key.pop(begun.key)
                     if ended or not by_key:
                         break
-                    if time.monotonic() > patience:
+                    if time.monotonic() > until:
                         reason = f"stopped after {self.point_seconds:g} s"
                         break
                     time.sleep(0.05)
+                patience = 0.0 if reason else 10.0  # none after an interruption, either
             finally:
-                end(process, 0.0 if reason else 10.0)
+                end(process, patience)
+            if process.returncode == 0 and time.time() >= self.deadline:
+                return  # what is left would have begun too late
             text = [line for line in log.read_text(encoding="utf-8").splitlines() if "rror" in line]
             reason = reason or (text or [f"exit code {process.returncode}"])[0].strip()[:300]
             for point in [begun] if seen and begun.key in by_key else [] if seen else list(by_key.values()):

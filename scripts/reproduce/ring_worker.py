@@ -19,6 +19,9 @@ import numpy as np
 from ring_points import Point, build
 
 import minidnn
+from minidnn.device.base import Device
+from minidnn.device.cuda import open_device
+from minidnn.device.emulated import EmulatedDevice
 from minidnn.parallel.team import Team, gather
 
 OPTIMIZER = minidnn.SGD(lr=1e-3, momentum=0.9, nesterov=True, weight_decay=1e-4)
@@ -38,7 +41,9 @@ def seconds_of(work: Callable[[], object], everybody: Callable[[Any], list[Any]]
     begin = time.perf_counter()
     work()
     once: float = max(everybody(time.perf_counter() - begin))
-    calls = max(1, min(int(settings["steps"]), int(settings["seconds"] / settings["repeats"] / max(once, 1e-7))))
+    calls = max(
+        1, min(int(settings["steps"]), int(settings["measure_seconds"] / settings["repeats"] / max(once, 1e-7)))
+    )
     found: list[float] = []
     for _ in range(settings["repeats"]):
         everybody(None)
@@ -49,34 +54,34 @@ def seconds_of(work: Callable[[], object], everybody: Callable[[Any], list[Any]]
     return min(found) if settings["device"] == "emulated" else statistics.median(found)
 
 
-def train(point: Point, team: Team, settings: dict[str, Any]) -> dict[str, Any]:
-    """Time training steps on a batch that is in host memory."""
-    alone, device = point.strategy == "none", team.device
+def train(point: Point, team: Team, device: Device, settings: dict[str, Any]) -> dict[str, Any]:
+    """Time training steps on a batch that is in host memory. ``device``: of all points, so that it plans a convolution once."""
+    alone = point.strategy == "none"
     graph = build(point.net, point.local if alone else point.batch)
     own: dict[str, Any] = {} if alone else {"strategy": point.strategy, "communicator": team.communicator}
-    step = minidnn.compile(graph, optimizer=OPTIMIZER, device=device, precision=settings["precision"], **own)
+    step = minidnn.compile(
+        graph, optimizer=OPTIMIZER, device=device, precision=settings["precision"], capture=point.capture, **own
+    )
     source = np.random.default_rng(0)
     x = source.random((step.batch, *graph.inputs[0].shape[1:]), np.float32)
     y = source.integers(0, graph.logits.shape[-1], step.batch)
     whole: dict[str, Any] = {} if alone else {"of": point.batch}
 
     def everybody(value: Any) -> list[Any]:
-        step.executor.device.synchronize()
+        device.synchronize()
         return list(team.communicator.exchange(value))
 
     def work() -> None:
         step.run(x, y, **whole)
-        if device == "emulated":
-            step.executor.device.synchronize()
-
-    def timed() -> float:
-        return seconds_of(work, everybody, settings)
+        if device.name == "emulated":
+            device.synchronize()
 
     try:
-        seconds = timed()
+        seconds = seconds_of(work, everybody, settings)
+        graphs = getattr(step.executor, "graphs", 0)
     finally:
         step.close()
-    return {"step_seconds": seconds, "reserved_bytes": step.profile.reserved_bytes}
+    return {"step_seconds": seconds, "reserved_bytes": step.profile.reserved_bytes, "graphs": graphs}
 
 
 def links(team: Team, settings: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +97,11 @@ def links(team: Team, settings: dict[str, Any]) -> dict[str, Any]:
             communicator.recv(incoming[at : at + nbytes], (communicator.rank - 1) % communicator.size)
 
         times.append(
-            seconds_of(work, communicator.exchange, {**settings, "steps": 2000, "seconds": settings["seconds"] / 15})
+            seconds_of(
+                work,
+                communicator.exchange,
+                {**settings, "steps": 2000, "measure_seconds": settings["measure_seconds"] / 15},
+            )
         )
     slope, start = np.polyfit(MESSAGES, times, 1, w=1 / np.asarray(times))
     start = max(float(start), 0.0)
@@ -115,12 +124,17 @@ def main() -> None:
                 file.write(json.dumps({"key": point.key, **more}) + "\n")
 
     with team:
+        on_gpu = team.device.startswith("cuda")
+        device = open_device(team.device, settings["precision"], True) if on_gpu else EmulatedDevice()
         for point in (Point(*fields) for fields in settings["points"]):
+            if team.communicator.exchange(time.time() >= settings["deadline"])[0]:
+                break  # by the clock of rank 0, for all
             say(point)
             if point.strategy == "links":
                 say(point, result=links(team, settings))
             else:
-                say(point, result=train(point, team, settings))
+                say(point, result=train(point, team, device, settings))
+        device.close()
     team.leave(0)
 
 

@@ -59,9 +59,9 @@ def measure(case: Case, policy: str, profile: str) -> dict[str, Any]:
 
     def work() -> layup.Planned:
         streamed = ("*",) if case.streamed else ()
-        budgets = {"memory": case.memory, "host_memory": case.host_memory}
-        same = {"device": None, "profile": profile, "precision": case.precision}
-        return layup.plan(case.build(), policy=policy, streamed=streamed, **budgets, **same)  # type: ignore[arg-type]
+        budgets: dict[str, Any] = {"memory": case.memory, "host_memory": case.host_memory}
+        same: dict[str, Any] = {"device": None, "profile": profile, "precision": case.precision}
+        return layup.plan(case.build(), policy=policy, streamed=streamed, **budgets, **same)
 
     result: dict[str, Any] = {
         "case": case.name,

@@ -194,6 +194,45 @@ def test_closing_gives_every_byte_back_however_often_it_is_called(cuda):
     assert result.loss > 0
 
 
+@pytest.mark.parametrize("how", ({"capture": "on"}, {"capture": "off"}, {"allocator": "pool"}))
+def test_a_device_that_was_given_outlives_its_steps_and_serves_one_at_a_time(cuda, how):
+    data, opened = batches(5), device()
+    expected = train(minidnn.compile(net(), optimizer=OPTIMIZER), data)
+    for _ in range(3):
+        assert cuda.used == FIXED_BYTES
+        step = compiled(opened, **how)
+        early = [step.run(x, y).loss for x, y in data[:2]]
+        with pytest.raises(UserError, match="cuda:0 holds the memory of another step; close that first"):
+            compiled(opened, **how)
+        late = train(step, data[2:])
+        assert_same((early + late[0], late[1]), expected)
+        step.close()
+        gc.collect()
+    opened.close()
+    assert not cuda.recorded
+
+
+def test_the_emulated_device_serves_one_step_after_another_too():
+    data, opened = batches(3), EmulatedDevice()
+    expected = train(minidnn.compile(net(), optimizer=OPTIMIZER), data)
+    for _ in range(2):
+        step = minidnn.compile(net(), optimizer=OPTIMIZER, device=opened)
+        with pytest.raises(UserError, match="emulated holds the memory of another step"):
+            minidnn.compile(net(), device=opened)
+        assert_same(train(step, data), expected)
+        step.close()
+
+
+def test_a_device_that_was_named_is_closed_with_its_step(cuda, monkeypatch):
+    opened = device()
+    monkeypatch.setattr("minidnn.device.cuda.open_device", lambda *_: opened)
+    step = compiled("cuda:0")
+    step.run(*batches(1)[0])
+    assert cuda.recorded
+    step.close()
+    assert not cuda.recorded, "events are destroyed when the device is closed"
+
+
 def test_a_slab_that_the_gpu_has_not_is_refused_with_the_figures(cuda):
     opened = device()
     with pytest.raises(UserError, match=rf"slab of {cuda.total} bytes does not fit .* {cuda.total - cuda.used} of"):

@@ -52,7 +52,7 @@ def test_memory_that_runs_out_beside_the_slab_is_said_with_the_figures(cuda):
         (
             {"capability": (6, 1)},
             "fp32",
-            "Fake has compute capability 6.1, and cuDNN 9 needs 7.0; use device='emulated'",
+            "Fake has compute capability 6.1, and cuDNN 9 needs 7.0; use the device 'emulated'",
         ),
         ({"capability": (7, 5)}, "bf16", "compute capability 7.5, and precision bf16 needs 8.0; use fp32 or fp16"),
     ],

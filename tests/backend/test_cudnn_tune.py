@@ -1,5 +1,6 @@
 """Autotuning on a fake CUDA, whose clock counts the tasks of a stream: what it takes, and that it gives all memory back."""
 
+import gc
 import math
 from types import SimpleNamespace
 
@@ -254,4 +255,7 @@ def test_the_slab_is_allocated_after_all_of_the_search_is_given_back(monkeypatch
     assert found == [before] and cuda.most_used > before
     assert cuda.used == before + step.program.reserved_bytes
     step.close()
+    gc.collect()
+    assert cuda.used == before and not engines.closed
+    opened.close()
     assert engines.closed

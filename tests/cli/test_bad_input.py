@@ -27,7 +27,9 @@ MISTAKES = [
     ((*TINY, "--blocks", "1,,1"), ["--blocks", "1,,1"]),
     ((*TINY, "--num-classes", "3"), ["--num-classes 3", "4 classes"]),
     ((*TINY, "--memory", "4GB5"), ["--memory='4GB5'", "4GiB"]),
-    ((*TINY, "--memory", "-3"), ["--memory"]),
+    ((*TINY, "--memory", "-3MiB"), ["--memory has no value", "minus sign"]),
+    ((*TINY, "--memory", "6"), ["--memory 6 is 6 bytes", "6MiB"]),
+    ((*TINY, "--memory", "6", "MiB"), ["'MiB' belongs to no option", "6MiB"]),
     ((*TINY, "--memory", "0"), ["--memory='0'"]),
     ((*TINY, "--memory", "0%"), ["--memory='0%'"]),
     ((*TINY, "--host-memory", "60%"), ["--host-memory='60%'"]),
@@ -35,7 +37,7 @@ MISTAKES = [
     ((*TINY, "--policy", "kepp"), ["kepp", "did you mean keep"]),
     ((*TINY, "--plan", "none.json"), ["none.json"]),
     ((*TINY, "--recipe", "none.json"), ["none.json"]),
-    ((*TINY, "--device", "cuda:0"), ["CUDA", "emulated"]),
+    ((*TINY, "--device", "cuda:0"), ["CUDA", "the device 'emulated'"]),
     ((*TINY, "--profile", "h20"), ["h20", "h200"]),
     ((*TINY, "--precision", "fp16"), ["fp16"]),
     ((*TINY, "--lr-sched", "stpe:3:0.1"), ["stpe", "did you mean step"]),
@@ -61,6 +63,11 @@ MISTAKES = [
 def test_a_mistake_is_one_sentence(script: Script, tmp_path: Path, args: tuple[str, ...], texts: list[str]) -> None:
     refused(script("train", *args), *texts)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_folder_that_cannot_be_made_is_named(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused(script("train", *TINY, "--output", "file/run"), "--output file/run cannot be written", "another place")
 
 
 def idx(folder: Path, part: str, count: int, *, labels: int | None = None) -> None:

@@ -121,14 +121,24 @@ def test_lesson_7_changes_sides_with_the_link(lesson, capsys):
     assert module.main(["--answer", str(sum(slow[layer] != fast[layer] for layer in slow))]) == 0
 
 
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_options_of_a_lesson_are_listed_and_a_wrong_one_is_one_sentence(name, lesson, capsys):
+    module = lesson(name)
+    with pytest.raises(SystemExit) as done:
+        module.main(["--help"])
+    assert done.value.code == 0 and "--answer" in capsys.readouterr().out
+    with pytest.raises(minidnn.UserError, match="unknown option --anser; did you mean --answer"):
+        module.main(["--anser", "3"])
+
+
 def test_lesson_9_offloads_and_recomputes_with_a_reason_and_changes_no_bit(lesson, capsys):
     module = lesson("09_budget")
     assert module.main([]) == 0
     shown = capsys.readouterr().out
     assert re.search(
-        r"^  \w+ +offload: .*; recompute would cost .*; keep would exceed the budget by ", shown, re.MULTILINE
+        r"^  \w+ +offload: .*; recompute would cost .*; keeping it would exceed the budget by ", shown, re.MULTILINE
     )
-    assert re.search(r"^  \w+ +recompute: .* of the link; keep would exceed the budget by ", shown, re.MULTILINE)
+    assert re.search(r"^  \w+ +recompute: .* of the link; keeping it would exceed the budget by ", shown, re.MULTILINE)
     assert "after a step the weights differ from keep's in: nothing\n" in shown
     fewer, more = map(int, re.search(r"^(\d+) bytes instead of (\d+), for ", shown, re.MULTILINE).groups())
     assert fewer <= 0.45 * more

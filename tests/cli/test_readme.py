@@ -57,6 +57,13 @@ def test_continuous_integration_runs_both_commands_word_for_word(root: Path, rea
     assert re.findall(pattern, readme, re.M) == ["demo", "test"]
 
 
+def test_every_link_of_a_document_leads_somewhere(root: Path) -> None:
+    documents = [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted(root.glob("scripts/*/README.md"))]
+    for document in documents:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text(encoding="utf-8")):
+            assert (document.parent / target).exists(), (document.name, target)
+
+
 def test_every_path_it_names_exists(root: Path, readme: str) -> None:
     for path in re.findall(r"`((?:minidnn|layup|models|scripts|docs)/[\w/.]*)", readme):
         assert (root / path).exists(), path

@@ -25,6 +25,7 @@ import layup
 import minidnn
 import models
 from layup.report import Row, report_data, waterfall, write_report
+from minidnn.compile import make_step
 
 BROWSER = next(
     (p for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (p := shutil.which(name))), None
@@ -152,7 +153,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths = {name: folder / f"{name}.html" for name in ("resnet20", "resnet152")}
     graph = models.build("resnet20", batch=32, classes=10)
     chosen = layup.plan(graph, policy="layup", device=None, profile="v100")
-    step = chosen.context.request.step(chosen.plan, chosen.program, chosen.memory)
+    step = make_step(chosen.context.request, chosen.plan, chosen.program, chosen.memory)
     assert len(set(step.plan.decisions.values())) == 2  # offload and recompute
     sizes = (step.profile.peak_bytes, step.profile.reserved_bytes, step.profile.host_bytes)
     memory = step.profile.reserved_bytes + 2**20

@@ -137,6 +137,14 @@ def test_more_epochs_on_resume_say_what_becomes_of_the_rate(script: Script) -> N
     assert notice == "notice: --epochs 2 -> 4: the learning rate of the next update is 0.05 -> 0.0853553"
 
 
+def test_a_budget_that_a_resumed_run_does_not_keep_is_said(script: Script) -> None:
+    script("train", *TINY, "--memory", "1GiB", "--output", "run", "--max-steps", "3")
+    again = script("train", "--resume", "auto", "--output", "run", "--memory", "2GiB", "--max-steps", "4")
+    assert "notice" not in again.out
+    done = script("train", "--resume", "auto", "--output", "run", "--max-steps", "5")
+    assert done.code == 0 and "notice: the run so far had --memory 2GiB" in done.out
+
+
 def test_no_notice_where_nothing_changed(script: Script) -> None:
     script("train", *TINY, "--epochs", "2", "--output", "run", "--max-steps", "3")
     assert "notice" not in script("train", "--resume", "run/last.safetensors").out

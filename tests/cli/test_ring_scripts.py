@@ -4,14 +4,17 @@ what means nothing."""
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minidnn.errors import UserError
 from tests.cli.running import Script
 from tests.parallel.launching import MISSING, REASON, ROOT
 
@@ -80,7 +83,7 @@ def test_the_report_of_ranks_is_that_of_rank_0(script: Script, tmp_path: Path) -
 
 
 @pytest.mark.skipif(MISSING, reason=REASON)
-def test_ring_measures_strategies_beside_the_model_and_remembers_them(tmp_path: Path) -> None:
+def test_ring_measures_strategies_beside_the_model_goes_on_after_an_interruption_and_remembers(tmp_path: Path) -> None:
     out, cache = tmp_path / "ring.json", tmp_path / "cache.json"
     command = [
         sys.executable,
@@ -94,6 +97,18 @@ def test_ring_measures_strategies_beside_the_model_and_remembers_them(tmp_path: 
     ]
     command += ["--json", str(out), "--cache", str(cache)]
     environ = import_from("reproduce", "ring_points").environment(1)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as interrupted:
+        assert interrupted.stderr is not None
+        assert [next(interrupted.stderr) for _ in range(2)][1].startswith("lenet 4 2 none")
+        interrupted.send_signal(signal.SIGTERM)
+        said = interrupted.stderr.read()
+    assert interrupted.returncode == 143 and "not finished: " in said and "lenet 4 2 tree" in said, said
+    found = json.loads(out.read_text(encoding="utf-8"))
+    row = next(row for row in found["rows"] if row["strategy"] == "tree")
+    assert row["missing"] and "lenet 4 2 tree capture=auto" in found["missing"]
+    early = [*command, "--seconds", "0"]
+    late = subprocess.run(early, capture_output=True, text=True, env=environ, timeout=60, check=False)
+    assert late.returncode == 3 and "| lenet | strong | 2 | 4 | tree | auto |  | missing |" in late.stdout
     first = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120, check=True)
     found = json.loads(out.read_text(encoding="utf-8"))
     rows = {(row["ranks"], row["strategy"]): row for row in found["rows"]}
@@ -108,7 +123,9 @@ def test_ring_measures_strategies_beside_the_model_and_remembers_them(tmp_path: 
             if name == "ring":  # two ring steps of half the parameters
                 assert added == pytest.approx(2 * link["latency_seconds"] + row["sent_bytes"] / link["bandwidth"])
             assert 0 < added == pytest.approx(row["predicted_communication_seconds"], rel=0.5)
-    assert "| lenet | strong | 2 | 4 | tree |" in first.stdout
+    assert (
+        "| lenet | strong | 2 | 4 | tree |" in first.stdout and "2 none" not in first.stderr and found["missing"] == []
+    )
     again = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=True)
     assert again.stderr == "" and json.loads(out.read_text(encoding="utf-8"))["rows"] == found["rows"]  # from the cache
 
@@ -126,7 +143,10 @@ SLOW = """
 import json, sys, time
 asked = json.load(open(sys.argv[1]))
 for point in asked["points"]:
-    key = " ".join(map(str, point))
+    key = " ".join(map(str, point)).strip()
+    if "late" in key:
+        time.sleep(max(0, asked["deadline"] - time.time()))
+        break
     with open(asked["out"], "a") as file:
         file.write(json.dumps({"key": key}) + "\\n")
     if "hangs" in key:
@@ -153,6 +173,53 @@ def test_a_point_that_hangs_or_dies_costs_only_itself(tmp_path: Path, monkeypatc
     assert found.pop("hangs") == {"failed": "stopped after 2 s"}
     assert found.pop("dies") == {"failed": "SomeError: no memory is left"}
     assert found == {net: {"step_seconds": 1.0} for net in "abc"}
+    soon = group._replace(deadline=time.time() + 2, point_seconds=60.0)
+    asked_late = [points.Point(net, 4, 1, "ring") for net in ("a", "late", "b")]
+    assert [point.net for point, _ in soon.measure(asked_late)] == ["a"], (
+        "a point that is not begun is none that failed"
+    )
+    assert list(soon.measure(asked_late)) == []
     (tmp_path / "worker.py").write_text("raise SystemExit('ImportError: nothing works')")
     results = [result for _, result in group.measure(asked)]
     assert results == [{"failed": "ImportError: nothing works"}] * 5
+
+
+def test_the_most_telling_points_come_first_for_every_net() -> None:
+    ring, study = import_from("reproduce", "ring"), import_from("reproduce", "ring_study")
+    args = ring.parse(["--device", "cuda", "--ddp", "yes", "--ranks", "2", "4", "--nets", "lenet", "vgg16", "--scaling", "weak",
+                       "--capture", "off", "on", "--strategies", "tree", "ring_delayed", "ring"])  # fmt: skip
+    points = ring.wanted(args)
+    launches = study.launches(args, points)
+    order = [point for launch in launches for point in launch]
+    assert sorted(order) == sorted({point for _, point in points}) and len(order) == 2 * (2 + 1 + 2 * (8 + 1))
+    for launch in launches:
+        assert len({(point.ranks, point.strategy == "ddp") for point in launch}) == 1, "a group of processes for each"
+    told = [(point.ranks, point.strategy, point.net) for point in order if point.capture != "on"]
+    assert told[:6] == [
+        *((4, name, net) for net in ("lenet", "vgg16") for name in ("none", "ring_delayed")),
+        *((4, "ddp", net) for net in ("lenet", "vgg16")),
+    ]
+    assert told[6:10] == [(1, name, net) for name in ("none", "ddp") for net in ("lenet", "vgg16")]
+    assert told[-8:-4] == [(4, name, net) for name in ("tree", "ring") for net in ("lenet", "vgg16")]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--capture", "on"), "--capture on needs --device cuda"),
+        (("--precision", "bf16"), "--precision bf16 needs --device cuda"),
+        (("--latency", "1"), "--latency and --bandwidth describe one link"),
+    ],
+)
+def test_ring_refuses_what_no_worker_could_do(options: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        import_from("reproduce", "ring").parse(options)
+
+
+def test_a_cache_of_another_precision_is_not_mixed_in(tmp_path: Path) -> None:
+    ring, cache = import_from("reproduce", "ring"), tmp_path / "cache.json"
+    cache.write_text(json.dumps({"device": "cuda", "precision": "bf16", "points": {"a": {"failed": "x"}, "b": {}}}))
+    args = ["--device", "cuda", "--cache", str(cache), "--nets", "lenet"]
+    assert ring.remembered(ring.parse([*args, "--precision", "bf16"])) == {"b": {}}
+    with pytest.raises(UserError, match="its precision is bf16, not fp32; name another file"):
+        ring.remembered(ring.parse(args))

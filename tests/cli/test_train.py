@@ -72,6 +72,7 @@ def test_a_plan_without_data_says_what_the_later_run_measures(script: Script, tm
         key: summary[key] for key in ("naive_bytes", "keep_bytes", "predicted")
     }
     assert plan["measured"] is None
+    assert "measured" not in planned.out + dry.out and "measured as predicted, to the byte" in run.out
     for row in ("naive", "keep", "predicted"):
         (line,) = {" ".join(x.split()) for x in run.out.splitlines() if x.startswith(row)}
         assert line in " ".join(dry.out.split()) and line in " ".join(planned.out.split())
@@ -175,7 +176,9 @@ def test_clipping_is_said_acts_and_is_refused_beside_layer_wise_update(script: S
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_advice(script: Script) -> None:
-    refused(script("train", *TINY, "--opt", "sgd", "--lr", "1e30", "--output", "run"), "the loss became", "--lr below")
+    refused(
+        script("train", *TINY, "--opt", "sgd", "--lr", "1e30", "--output", "run"), "the loss became", "--lr below 1e+30"
+    )
 
 
 def test_a_pipe_gets_plain_lines_and_few(process: Script) -> None:

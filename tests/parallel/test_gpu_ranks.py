@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 import minidnn
+from minidnn import capture as capturing
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
 from minidnn.kernels.cuda_launch import WITHOUT_SCRATCH
@@ -75,7 +76,8 @@ def expected(strategy, scaled=False, **options):
 
 
 @pytest.mark.parametrize("strategy", EVERY[::2])
-def test_ranks_that_share_a_gpu_through_the_host_have_the_bits_of_the_emulated_device(fake, strategy):
+def test_ranks_that_share_a_gpu_through_the_host_have_the_bits_of_the_emulated_device(fake, monkeypatch, strategy):
+    monkeypatch.setattr(capturing, "LEAST_WORKS", 1)
     for ours, theirs in zip(trained(strategy, device), expected(strategy), strict=True):
         assert ours.name == "in-process through the host" and ours.launches
         assert nets.differing(ours.state, theirs.state) == []
@@ -83,11 +85,42 @@ def test_ranks_that_share_a_gpu_through_the_host_have_the_bits_of_the_emulated_d
 
 @pytest.mark.parametrize("capture", ("auto", "on", "off"))
 @pytest.mark.parametrize("strategy", EVERY)
-def test_ranks_by_nccl_have_the_bits_of_the_emulated_device(fake, strategy, capture):
+def test_ranks_by_nccl_have_the_bits_of_the_emulated_device(fake, monkeypatch, strategy, capture):
+    monkeypatch.setattr(capturing, "LEAST_WORKS", 1)  # the net is small
     ours = trained(strategy, device, as_processes=True, capture=capture)
     for one, theirs in zip(ours, expected(strategy), strict=True):
         assert one.name == "NCCL" and (one.launches > 0) == (capture != "off")
         assert nets.differing(one.state, theirs.state) == []
+
+
+def test_ranks_keep_a_device_for_one_strategy_after_another(fake):
+    graph = nets.chain(2 * RANKS)
+    recipe = numpy_recipe(graph.with_batch(2), precision("fp32"), None, True)
+    strategies = ("ring_delayed:nccl", "tree", "ring:steps", "ring_delayed:nccl")
+
+    def work(communicator):
+        opened, found = device(), []
+        for strategy in strategies:
+            step = minidnn.compile(
+                graph, strategy=strategy, communicator=Processes(communicator), device=opened, recipe=recipe,
+                optimizer=nets.MOMENTUM,
+            )  # fmt: skip
+            for number in range(6):
+                step.run(*nets.batch(graph, number))
+                if number in (0, 3):
+                    step.evaluate(nets.batch(graph, 9, 1 + 2 * communicator.rank)[0])
+            found.append(nets.state(step))
+            step.close()
+            # Between them a step of its own, without the others.
+            alone = minidnn.compile(graph.with_batch(2), device=opened, recipe=recipe)
+            alone.run(*nets.batch(alone.graph))
+            alone.close()
+        opened.close()
+        return found
+
+    for rank, states in enumerate(run_ranks(RANKS, work)):
+        for strategy, state in zip(strategies, states, strict=True):
+            assert nets.differing(state, expected(strategy)[rank].state) == [], strategy
 
 
 def test_a_scaled_loss_is_judged_on_the_stream_of_the_transfers(fake, monkeypatch):

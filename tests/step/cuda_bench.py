@@ -65,6 +65,12 @@ class Allocations:
         self.held_bytes -= nbytes
 
 
+def close(step):
+    """Close a step and the device it was given."""
+    step.close()
+    step.request.device.close()
+
+
 def net(batch=4, height=13, width=11, norm=True):
     """Two convolutions of odd extents, with batch normalisation or without, a pool and a linear layer."""
     g = minidnn.Graph()

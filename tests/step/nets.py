@@ -30,6 +30,16 @@ def chain(batch: int = 6) -> Graph:
     return g
 
 
+def plain(layers: int, batch: int = 8, channels: int = 8, size: int = 8) -> Graph:
+    """Convolution and ReLU over and over, all of one size."""
+    g = Graph()
+    x, y = g.input((batch, size, size, 3)), g.label((batch,))
+    for i in range(layers):
+        x = g.relu(g.conv2d(x, channels, 3, padding=1, name=f"conv{i}"), name=f"relu{i}")
+    g.softmax_cross_entropy(g.linear(g.global_avg_pool(x, name="pool"), 10, name="fc"), y)
+    return g
+
+
 def residual(batch: int = 6, units: int = 1) -> Graph:
     """Residual units between a stem and a head: in-place layers, an aliased gradient, an ADD for each."""
     g = Graph()

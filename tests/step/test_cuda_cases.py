@@ -18,7 +18,7 @@ from minidnn.device.cuda_memory import OUTSIDE_MARGIN_BYTES
 from minidnn.schedule.instruction import COMPUTE, D2H
 from minidnn.spec import TensorSpec
 from tests.backend.cuda_nets import usable_cupy
-from tests.step.cuda_bench import MOVING, OPTIMIZER, Allocations, Bench, batches, net
+from tests.step.cuda_bench import MOVING, OPTIMIZER, Allocations, Bench, batches, close, net
 
 
 @pytest.fixture(params=["fake", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -43,8 +43,8 @@ def test_a_loss_read_at_once_is_the_loss_read_after_everything(bench):
         late.executor.device.synchronize()
         expected.append(result.loss)
     assert [soon.run(x, y).loss for x, y in data] == expected
-    late.close()
-    soon.close()
+    close(late)
+    close(soon)
 
 
 @pytest.mark.gpu
@@ -80,7 +80,7 @@ def test_nothing_is_allocated_or_pinned_after_the_first_steps(bench, monkeypatch
     held = bench.used_bytes
     losses += [step.run(x, y).loss for x, y in data[4:]]
     assert bench.used_bytes == held and np.isfinite(losses).all()
-    step.close()
+    close(step)
 
 
 def test_building_training_and_closing_again_and_again_keeps_nothing(bench):
@@ -90,7 +90,7 @@ def test_building_training_and_closing_again_and_again_keeps_nothing(bench):
         step = bench.compile(graph, MOVING)
         for x, y in batches(graph, 3):
             step.run(x, y)
-        step.close()
+        close(step)
         del step
         gc.collect()
         held.append(bench.used_bytes)
@@ -115,7 +115,7 @@ def test_slab_and_outside_are_what_the_driver_shows():
     shown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) << 20
     assert outside > 0 and abs(shown - outside - step.program.reserved_bytes) < 0.05 * shown + (64 << 20)
     assert outside + step.program.reserved_bytes <= limit
-    step.close()
+    close(step)
 
 
 def test_a_pool_under_a_limit_returns_what_is_cached_before_it_fails(bench):
@@ -135,8 +135,8 @@ def test_a_pool_under_a_limit_returns_what_is_cached_before_it_fails(bench):
     if not bench.fake:
         pooled.verify(*data[0])
         assert pooled.measured.peak_bytes == pooled.profile.peak_bytes
-    pooled.close()
-    slab.close()
+    close(pooled)
+    close(slab)
 
 
 def test_every_workspace_limit_trains(bench):
@@ -148,7 +148,7 @@ def test_every_workspace_limit_trains(bench):
         step = bench.compile(graph, **how)
         assert bench.fake or max(e.workspace_bytes for e in step.recipe.engines.values()) <= 10**9
         losses.append([step.run(x, y).loss for x, y in data])
-        step.close()
+        close(step)
     np.testing.assert_allclose(losses, [losses[0]] * 4, rtol=1e-3)
 
 
@@ -173,7 +173,7 @@ def test_the_search_for_engines_never_takes_more_than_the_slab_and_gives_all_bac
         step.run(x, y)
     opened.synchronize()
     assert max(allocations.used) <= bench.used_bytes, "training needed most when it began"
-    step.close()
+    close(step)
 
 
 @pytest.mark.gpu
@@ -197,7 +197,7 @@ def test_a_smaller_last_batch_chooses_no_engine_anew():
         step.run(x, y)
     assert np.isfinite(step.run(data[5][0][:1], data[5][1][:1]).loss)
     assert len(device.cudnn._plans) == plans
-    step.close()
+    close(step)
 
 
 @pytest.mark.parametrize(("height", "width"), [(109, 175), (80, 128)])
@@ -209,7 +209,7 @@ def test_odd_sizes_train(bench, height, width):
     np.testing.assert_allclose(
         [step.run(x, y).loss for x, y in data], [reference.run(x, y).loss for x, y in data], rtol=1e-5
     )
-    step.close()
+    close(step)
 
 
 @pytest.mark.gpu
@@ -238,6 +238,6 @@ def test_more_than_two_billion_elements_train():
             found.append(step.run(x[i * size : (i + 1) * size], y[i * size : (i + 1) * size]).loss)
         losses.append(np.mean(found))
         step.executor.device.submit(COMPUTE, None, (), 0.0, False)
-        step.close()
+        close(step)
         gc.collect()
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)

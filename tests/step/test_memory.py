@@ -45,7 +45,7 @@ def model(name: str) -> Graph:
 def test_the_training_step_of_every_model_takes_the_predicted_bytes(name: str) -> None:
     step = minidnn.compile(model(name), optimizer=minidnn.SGD(lr=0.1))
     train = step.program["train"].profile
-    measured, _ = measure_schedule(step, "train", *nets.batch(step.graph))
+    measured, _ = measure_schedule(step.executor, step.fill_slot, "train", *nets.batch(step.graph))
     assert (measured.peak_bytes, measured.host_peak_bytes) == (train.peak_bytes, train.host_peak_bytes)
     step.close()
 

@@ -10,7 +10,7 @@ import pytest
 import layup
 import minidnn
 import models
-from layup.chain import chain as chain_of
+from layup.chain import chain
 from layup.checkpoints import checkpoints, crossing
 from layup.classify import COMPUTE_SENSITIVE, STRUCTURAL, TRANSFER_SENSITIVE, classify, table
 from layup.context import Context
@@ -23,6 +23,7 @@ from minidnn.profiles import Profile, load
 from minidnn.schedule.instruction import COMPUTE, Op
 from minidnn.schedule.plan import Decision, Plan
 from minidnn.schedule.timing import row_key, row_seconds
+from tests.step import nets
 
 NAMES = {"keep", "naive", "vdnn", "vdnn_conv", "sqrt_n", "superneurons", "superneurons_memory", "layup", "auto"}
 
@@ -34,15 +35,6 @@ def context(graph: Graph, **same: object) -> Context:
 @pytest.fixture(scope="module")
 def resnet() -> Context:
     return context(models.build("resnet20", batch=16), profile="k40")
-
-
-def chain(layers: int, batch: int = 8, channels: int = 8, size: int = 8) -> Graph:
-    g = Graph()
-    x, y = g.input((batch, size, size, 3)), g.label((batch,))
-    for i in range(layers):
-        x = g.relu(g.conv2d(x, channels, 3, padding=1, name=f"conv{i}"), name=f"relu{i}")
-    g.softmax_cross_entropy(g.linear(g.global_avg_pool(x, name="pool"), 10, name="fc"), y)
-    return g
 
 
 # -- costs ------------------------------------------------------------------------------------------------------------
@@ -88,7 +80,7 @@ def test_stored_bytes_are_what_some_backward_reads(resnet: Context) -> None:
 
 
 def test_a_measured_row_reaches_cost_and_prediction_alike() -> None:
-    graph = chain(2)
+    graph = nets.plain(2)
     plain = context(graph)
     row = next(row for row in plain.rows(Plan()) if row.op is Op.FORWARD and row.target == "conv1")
     gpu = load("h200")
@@ -106,7 +98,7 @@ def test_estimated_bytes_are_those_of_the_rows_within_three_percent(name: str) -
     """They only rank candidates; but a planner whose ranking is off would look at the wrong ones."""
     size = 67 if name == "alexnet_2012" else 32
     here = context(models.build(name, batch=4, image_size=size, classes=10))
-    candidates = chain_of(here)
+    candidates = chain(here)
     assert len(candidates) > 3
     for plan, found in candidates[:: max(1, len(candidates) // 6)]:
         assert Candidate(here, plan).peaks[0] == pytest.approx(found.peak_bytes, rel=0.03)
@@ -114,7 +106,7 @@ def test_estimated_bytes_are_those_of_the_rows_within_three_percent(name: str) -
 
 # -- classes ----------------------------------------------------------------------------------------------------------
 def test_the_rule_adds_up_forward_time_since_the_last_offload() -> None:
-    costs = context(chain(6, batch=64, channels=64, size=32), profile="k40").costs
+    costs = context(nets.plain(6, batch=64, channels=64, size=32), profile="k40").costs
     rows = [row for row in classify(costs) if row.layer == row.unit]
     since = 0.0
     for row in rows:
@@ -187,7 +179,7 @@ def test_the_registry_has_every_policy_and_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match=r"unknown policy 'vdn'; did you mean vdnn"):
         find("vdn")
     with pytest.raises(UserError, match="superneurons"):
-        layup.plan(chain(1), policy="superneuron", device=None)
+        layup.plan(nets.plain(1), policy="superneuron", device=None)
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
@@ -260,7 +252,7 @@ def test_a_theta_of_two_never_offloads_fewer_bytes(resnet: Context) -> None:
 
 def test_the_lag_of_layup_is_one_segment() -> None:
     """A device copy leaves when the next offloaded unit has been computed."""
-    here = context(chain(8, batch=64, channels=64, size=32), profile="k40")
+    here = context(nets.plain(8, batch=64, channels=64, size=32), profile="k40")
     plan = POLICIES["layup"].plans(here)[0]
     ends = [unit.name for unit in here.costs.units if plan.decision(unit.name) is Decision.OFFLOAD]
     assert len(ends) >= 4

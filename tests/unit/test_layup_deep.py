@@ -26,13 +26,8 @@ def context(graph: Graph, gpu: str, streamed: bool = False) -> Context:
     return Context(prepare(graph, MOMENTUM, device=None, profile=gpu), streamed=("*",) if streamed else ())
 
 
-def wide_chain(layers: int = 24, batch: int = 2, channels: int = 128, size: int = 4) -> Graph:
-    g = Graph()
-    x, y = g.input((batch, size, size, 3)), g.label((batch,))
-    for i in range(layers):
-        x = g.relu(g.conv2d(x, channels, 3, padding=1, name=f"conv{i}"), name=f"relu{i}")
-    g.softmax_cross_entropy(g.linear(g.global_avg_pool(x, name="pool"), 10, name="fc"), y)
-    return g
+def wide_chain() -> Graph:
+    return nets.plain(24, batch=2, channels=128, size=4)
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["all_timed", "few_timed"])

@@ -251,7 +251,7 @@ def test_every_decision_has_a_reason_with_its_bytes_and_milliseconds() -> None:
             assert f"recompute would cost {units[name].recompute_seconds * 1e3:.3g} ms" in reason
         if decision is Decision.RECOMPUTE:
             assert f"recompute: {units[name].recompute_seconds * 1e3:.3g} ms for" in reason
-    assert any("keep would exceed the budget by" in reason for reason in made.reasons.values())
+    assert any("keeping it would exceed the budget by" in reason for reason in made.reasons.values())
     assert str(made.plan.policy) in made.text() and len(made.text().splitlines()) == 1 + len(made.reasons)
 
 

@@ -82,6 +82,9 @@ class LayerTable {
       chooser("layers", choices, "all", (key) => { this.only = key; this.draw(); }),
       el("input", { type: "search", placeholder: "find a layer", "aria-label": "find a layer", oninput: (event) => { this.wanted = event.target.value.toLowerCase(); this.draw(); } }),
     );
+    const deciding = (what) => this.rows.filter((row) => row.decision === what && row.decided_by === row.name).length;
+    $("bill-decisions").textContent = `The plan offloads ${plural(deciding("offload"), "layer")} and recomputes ${whole(deciding("recompute"))}; `
+      + "a layer that another overwrites in place, as ReLU does batch norm, goes with it and is listed, too.";
     this.draw();
   }
 

@@ -337,7 +337,10 @@ class Lifetimes {
       if (n > this.top) continue;
       horizontal(board, c, inCurve(n), colour, "", dash);
       const y = board.y(n / block);
-      if (y >= p.slab[0] - 1 && y <= p.slab[1]) horizontal(board, c, y, colour, text, dash, side);
+      if (y < p.slab[0] - 1 || y > p.slab[1]) continue;
+      const above = y < p.slab[0] + 18; // beside the title, where no buffer is covered
+      horizontal(board, c, y, colour, above ? "" : text, dash, side);
+      if (above) label(c, text, side === "right" ? board.width - board.right - 4 : 130, p.slab[0] - 10, colour, side);
     }
   }
 

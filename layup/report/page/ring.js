@@ -39,7 +39,8 @@ class Ring {
 
   net(net) {
     const drawn = net.ranks > this.data.ranks ? ` (${this.data.ranks} are drawn)` : "";
-    const hidden = net.exposed_ns === null ? "" : ` Of its own exchange ${seconds(net.exposed_ns)} a step are predicted not to hide behind computation.`;
+    const hidden = net.exposed_ns === null ? "" : net.exposed_ns ? ` Of its own exchange ${seconds(net.exposed_ns)} a step are predicted not to hide behind computation.`
+      : " Its own exchange is predicted to hide behind computation altogether.";
     return `This net on ${net.ranks} ranks${drawn}: ${bytes(net.parameter_bytes)} of parameters; a rank sends ${bytes(net.sent_bytes)} a step in ${2 * (net.ranks - 1)} ring steps `
       + `of ${seconds(net.hop_ns)} by this profile's links, ${seconds(net.ring_ns)} together, beside a step of ${seconds(net.step_ns)}.${hidden}`;
   }
