@@ -7,7 +7,7 @@ All ranks make the same calls in the same order. ``run`` exchanges gradients as 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,12 @@ from minidnn.errors import UserError
 from minidnn.executor import Executor
 from minidnn.parallel.agree import checksum, compare, digest
 from minidnn.parallel.state import ParallelState
+from minidnn.request import Request
 from minidnn.schedule.plan import Plan
 from minidnn.schedule.program import Program
 from minidnn.state import ModelState
 from minidnn.step import CompiledStep
 from minidnn.step_result import StepResult
-
-if TYPE_CHECKING:
-    from minidnn.request import Request
 
 _AFTER = {None: 0, 0: 1, 1: 0}
 """Which gradients wait for their exchange after a delayed step, by which waited before it (None: none)."""

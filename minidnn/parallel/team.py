@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from minidnn.errors import DoesNotFit, UserError
 from minidnn.parallel.communicator import Communicator, PeerLost
@@ -117,8 +117,3 @@ def gather(environ: Mapping[str, str], strategy: str | None, device: str, timeou
             )
         return None
     return Team(here, device, timeout)
-
-
-def agreed(exchange: Any, flag: bool) -> bool:
-    """Whether any rank raises the flag. Collective."""
-    return any(exchange(flag))
