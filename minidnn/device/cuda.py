@@ -18,8 +18,9 @@ from minidnn.device.cuda_memory import CudaMemory
 from minidnn.errors import UserError
 from minidnn.kernels import cuda_kernels
 from minidnn.kernels.cublas import open_cublas
+from minidnn.kernels.cuda_blocks import SCRATCH_BYTES
 from minidnn.kernels.cuda_columns import BlasEngines
-from minidnn.kernels.cuda_launch import SCRATCH_BYTES, WITHOUT_SCRATCH, Launcher, Library
+from minidnn.kernels.cuda_launch import WITHOUT_SCRATCH, Launcher, Library
 from minidnn.kernels.cudnn_tune import EngineCache, Tuner, cache_folder
 from minidnn.kernels.problem import Problem, own
 from minidnn.schedule.instruction import COMM, COMPUTE

@@ -12,18 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minidnn.kernels.cublas import Cublas
-from minidnn.kernels.cuda_launch import (
-    PACK_BYTES,
-    SINGLE,
-    THREADS,
-    Access,
-    Launcher,
-    Sequential,
-    Work,
-    flat_blocks,
-    int64,
-    structure,
-)
+from minidnn.kernels.cuda_blocks import THREADS, flat_blocks
+from minidnn.kernels.cuda_launch import PACK_BYTES, SINGLE, Access, Launcher, Sequential, Work, int64, structure
 from minidnn.kernels.problem import FILTER, IMAGE, LEFT, OUTPUT, PRODUCT, RIGHT, Convolution, Problem, Product
 from minidnn.schedule.recipe import Engine
 from minidnn.spec import round_up

@@ -11,18 +11,9 @@ from typing import Any
 
 from minidnn.errors import UserError
 from minidnn.kernels.base import Array, Pair
+from minidnn.kernels.cuda_blocks import SCRATCH_BYTES, THREADS
 from minidnn.kernels.cuda_folded import copies_bytes, run_folded
-from minidnn.kernels.cuda_launch import (
-    SCRATCH_BYTES,
-    SINGLE,
-    THREADS,
-    Launcher,
-    Sequential,
-    Work,
-    int32,
-    int64,
-    structure,
-)
+from minidnn.kernels.cuda_launch import SINGLE, Launcher, Sequential, Work, int32, int64, structure
 from minidnn.kernels.cuda_pointwise import bias_add, relu_forward
 from minidnn.kernels.problem import (
     BIAS,

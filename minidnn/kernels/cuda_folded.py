@@ -15,17 +15,8 @@ from itertools import islice
 from typing import Any
 
 from minidnn.errors import UserError
-from minidnn.kernels.cuda_launch import (
-    PACK_BYTES,
-    SINGLE,
-    THREADS,
-    Access,
-    Launcher,
-    Sequential,
-    Work,
-    int32,
-    int64,
-)
+from minidnn.kernels.cuda_blocks import THREADS
+from minidnn.kernels.cuda_launch import PACK_BYTES, SINGLE, Access, Launcher, Sequential, Work, int32, int64
 from minidnn.kernels.problem import FILTER, FOLDED, IMAGE, Convolution, Problem, folded
 from minidnn.schedule.recipe import Engine
 from minidnn.spec import round_up

@@ -13,14 +13,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minidnn.errors import UserError
 from minidnn.kernels.base import Array
+from minidnn.kernels.cuda_blocks import (
+    FINAL_CHANNELS,
+    FINAL_LANES,
+    LONGEST_GRID,
+    ROW_BLOCKS,
+    THREADS,
+    block_shape,
+    flat_blocks,
+    reduction_shape,
+)
 
 Work = Callable[[], None]
 
 SOURCES = Path(__file__).with_name("cuda")
 PACK_BYTES = 16  # of one access
-SCRATCH_BYTES = 256 << 10  # partial sums of a reduction: what a kernel may have without declaring it
 WITHOUT_SCRATCH = frozenset(
     (
         "adam_update",
@@ -34,15 +42,6 @@ WITHOUT_SCRATCH = frozenset(
     )
 )
 """Kernels that use neither the scratch nor cuDNN: they may run on a stream that has none, beside ``compute``."""
-THREADS = 256
-FINAL_CHANNELS, FINAL_LANES = 32, 32  # shape of a block that adds partial sums; as in common.cuh
-MOST_BLOCKS = (
-    264  # of a reduction: all of them at once on a GPU of 132 multiprocessors, so that none waits for a second turn
-)
-ROW_BLOCKS = 2048  # of a kernel that walks rows and joins nothing
-MOST_COLUMNS, LEAST_COLUMNS = 32, 8  # threads across channels: 512 and 128 neighbouring bytes
-LONGEST_GRID = 65535  # blocks along y
-
 KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
 C_TYPES = {
     "float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "float64": "double",
@@ -179,11 +178,6 @@ def _argument(value: Any) -> Any:
     return value if pointer is None else ctypes.c_void_p(pointer)
 
 
-def flat_blocks(size: int, width: int) -> int:
-    """Blocks of an element-wise kernel: one thread a pack, and one for each element of the rest."""
-    return -(-(size // width + size % width) // THREADS)
-
-
 def int64(value: int) -> Any:
     """A 64-bit argument."""
     return ctypes.c_longlong(value)
@@ -231,34 +225,3 @@ def aligned(tensors: tuple[Array, ...], vectors: tuple[Array, ...], channels: in
     by = access(*tensors, extents=(channels,))
     odd = any(vector.data.ptr % (by.width * int(vector.dtype.itemsize)) for vector in vectors)
     return by._replace(narrow=by.narrow or odd)
-
-
-def block_shape(channels: int, width: int, most_columns: int = MOST_COLUMNS) -> tuple[int, int]:
-    """Threads across channels and across rows: a power of two each, 256 in all."""
-    packs = -(-channels // width)
-    columns = min(most_columns, 1 << (packs - 1).bit_length())
-    return columns, THREADS // columns
-
-
-def enough_columns(channels: int, width: int, blocks: int) -> int:
-    """Threads across channels, at least eight, so few that ``blocks`` along the rows make a gridful of blocks."""
-    columns = MOST_COLUMNS
-    while columns > LEAST_COLUMNS and blocks * -(-channels // (columns * width)) < MOST_BLOCKS // 2:
-        columns //= 2
-    return columns
-
-
-def reduction_shape(rows: int, channels: int, values: int, width: int) -> tuple[int, int, int]:
-    """Threads across channels and rows, and blocks along rows: a function of the shape alone.
-
-    As many blocks as the scratch holds partial sums of, at most MOST_BLOCKS in all, and at least eight rows a thread.
-    """
-    held = SCRATCH_BYTES // (4 * values * channels)
-    if not held:
-        raise UserError(
-            f"a sum over {channels} channels needs {4 * values * channels} bytes of scratch and has {SCRATCH_BYTES}; "
-            f"use at most {SCRATCH_BYTES // (4 * values)} channels"
-        )
-    columns, lanes = block_shape(channels, width, enough_columns(channels, width, held))
-    across = -(-channels // (columns * width))
-    return columns, lanes, max(1, min(held, MOST_BLOCKS // across, -(-rows // (8 * lanes)), LONGEST_GRID))

@@ -6,16 +6,15 @@ import ctypes
 from typing import Any
 
 from minidnn.kernels.base import Array
+from minidnn.kernels.cuda_blocks import THREADS, flat_blocks
 from minidnn.kernels.cuda_launch import (
     C_TYPES,
     SINGLE,
-    THREADS,
     Launcher,
     Sequential,
     Work,
     access,
     aligned,
-    flat_blocks,
     float32,
     float64,
     int32,

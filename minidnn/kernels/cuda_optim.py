@@ -7,20 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minidnn.kernels.base import Array
-from minidnn.kernels.cuda_launch import (
-    SCRATCH_BYTES,
-    SINGLE,
-    THREADS,
-    Launcher,
-    Sequential,
-    Work,
-    access,
-    flat_blocks,
-    float32,
-    float64,
-    int32,
-    int64,
-)
+from minidnn.kernels.cuda_blocks import SCRATCH_BYTES, THREADS, flat_blocks
+from minidnn.kernels.cuda_launch import SINGLE, Launcher, Sequential, Work, access, float32, float64, int32, int64
 from minidnn.scalars import Scalar, Scaling
 
 CHECK_BLOCKS = 1024

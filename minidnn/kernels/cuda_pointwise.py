@@ -5,18 +5,8 @@ from __future__ import annotations
 import ctypes
 
 from minidnn.kernels.base import Array
-from minidnn.kernels.cuda_launch import (
-    C_TYPES,
-    THREADS,
-    Launcher,
-    Sequential,
-    Work,
-    access,
-    float32,
-    int32,
-    int64,
-    rows_of,
-)
+from minidnn.kernels.cuda_blocks import THREADS
+from minidnn.kernels.cuda_launch import C_TYPES, Launcher, Sequential, Work, access, float32, int32, int64, rows_of
 
 
 def relu_forward(on: Launcher, y: Array, x: Array) -> Work:

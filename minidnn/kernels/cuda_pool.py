@@ -6,16 +6,8 @@ import ctypes
 from typing import Any
 
 from minidnn.kernels.base import Array, Pair
-from minidnn.kernels.cuda_launch import (
-    THREADS,
-    Launcher,
-    Work,
-    access,
-    block_shape,
-    int32,
-    int64,
-    structure,
-)
+from minidnn.kernels.cuda_blocks import THREADS, block_shape
+from minidnn.kernels.cuda_launch import Launcher, Work, access, int32, int64, structure
 
 WARP = 32
 TILE = 2  # rows and columns of dx that a thread makes, at most, where windows overlap; as in pool.cu

@@ -5,7 +5,7 @@ import pytest
 
 import minidnn
 from minidnn.device.cuda import CudaDevice
-from minidnn.kernels.cuda_launch import SCRATCH_BYTES
+from minidnn.kernels.cuda_blocks import SCRATCH_BYTES
 from minidnn.precision import precision
 from minidnn.recipes import numpy_recipe
 from minidnn.schedule.plan import Decision, Plan

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from minidnn.kernels import cuda_launch
+from minidnn.kernels import cuda_blocks, cuda_launch
 
 HEADER = cuda_launch.SOURCES.parents[2] / "tests" / "backend" / "cuda_on_cpu.h"
 KERNEL = re.compile(r"__global__ void\s+(?:__launch_bounds__\(\w+\)\s+)?(\w+)\(")
@@ -77,7 +77,7 @@ class Library:
         variant, kernel = list(self._entries)[number]
         self.launched.add((list(self._variants)[variant][0], kernel))
         assert all(extent > 0 for extent in rest[:6]) and rest[3] * rest[4] * rest[5] <= 1024, "no such launch"
-        assert rest[1] <= cuda_launch.LONGEST_GRID and rest[2] <= cuda_launch.LONGEST_GRID, "no such grid"
+        assert rest[1] <= cuda_blocks.LONGEST_GRID and rest[2] <= cuda_blocks.LONGEST_GRID, "no such grid"
         self._compiled[variant, kernel](
             ctypes.c_void_p(rest[8]), (ctypes.c_uint * 6)(*rest[:6]), ctypes.c_uint(self.seed)
         )
@@ -107,5 +107,5 @@ class Array:
 
 def launcher(folder):
     """(the real launcher over the CPU, its library, its scratch)."""
-    library, scratch = Library(folder), Array(np.zeros(cuda_launch.SCRATCH_BYTES, np.uint8))
+    library, scratch = Library(folder), Array(np.zeros(cuda_blocks.SCRATCH_BYTES, np.uint8))
     return cuda_launch.Launcher(library, library.launch, 0, scratch.data.ptr, None), library, scratch

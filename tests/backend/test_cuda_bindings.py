@@ -11,7 +11,7 @@ import pytest
 import tests.backend.fake_cuda as fake_cuda
 from minidnn.device.cuda import CudaDevice
 from minidnn.errors import UserError
-from minidnn.kernels import base, cuda_kernels, cuda_launch
+from minidnn.kernels import base, cuda_blocks, cuda_kernels, cuda_launch
 from tests.backend.cuda_nets import usable_cupy
 
 SOURCES = Path(cuda_launch.SOURCES)
@@ -51,10 +51,10 @@ def test_a_kernel_takes_the_operands_of_the_protocol_after_its_launcher(name):
 )
 def test_partial_sums_fit_the_scratch_and_cover_every_row(rows, channels, values):
     width = 4 if channels % 4 == 0 else 1
-    columns, lanes, blocks = cuda_launch.reduction_shape(rows, channels, values, width)
-    assert columns * lanes == cuda_launch.THREADS
-    assert blocks >= 1 and blocks * channels * values * 4 <= cuda_launch.SCRATCH_BYTES
-    assert columns <= cuda_launch.MOST_COLUMNS
+    columns, lanes, blocks = cuda_blocks.reduction_shape(rows, channels, values, width)
+    assert columns * lanes == cuda_blocks.THREADS
+    assert blocks >= 1 and blocks * channels * values * 4 <= cuda_blocks.SCRATCH_BYTES
+    assert columns <= cuda_blocks.MOST_COLUMNS
     # rows_of_block in common.cuh, in Python: what each block visits, `lanes` rows at a time
     groups, rest = divmod(rows, lanes)
     visited = [
@@ -65,7 +65,7 @@ def test_partial_sums_fit_the_scratch_and_cover_every_row(rows, channels, values
 
 def test_a_reduction_over_too_many_channels_is_refused():
     with pytest.raises(UserError, match="use at most 32768 channels"):
-        cuda_launch.reduction_shape(100, 40000, 2, 4)
+        cuda_blocks.reduction_shape(100, 40000, 2, 4)
 
 
 def test_what_a_thread_handles_depends_on_the_shape_and_not_on_addresses():
@@ -121,7 +121,7 @@ def test_pooling_has_a_thread_for_every_pack_of_its_result(channels, packs):
     ):
         ((_, grid, block, _),) = launches(name, *shapes, **pool)
         assert grid[0] == n * h and grid[1] * block[0] >= w * packs > (grid[1] - 1) * block[0]
-        assert block[0] % 32 == 0 and block[0] <= cuda_launch.THREADS
+        assert block[0] % 32 == 0 and block[0] <= cuda_blocks.THREADS
     ((_, grid, block, _),) = launches("global_avg_pool_backward", large, (2, channels))
     assert grid[0] == 2 * 10 * 14 and grid[1] * block[0] >= packs
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tests.backend.reference as ref
-from minidnn.kernels import cuda_columns, cuda_kernels, cuda_launch, cuda_optim
+from minidnn.kernels import cuda_blocks, cuda_columns, cuda_kernels, cuda_launch, cuda_optim
 from minidnn.kernels.cublas import Cublas
 from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT
 from tests.backend import cuda_on_cpu, test_columns, test_convolution, test_folded
@@ -142,7 +142,7 @@ def test_many_blocks_make_one_result(machine: Any, label: str, name: str) -> Non
 def test_reductions_have_several_blocks() -> None:
     for shape, width in ((SINGLES, 1), (STRIPS, 4)):
         rows = int(np.prod(shape[:3]))
-        assert cuda_launch.reduction_shape(rows, shape[3], 2, width)[2] > 1, "a single block proves nothing"
+        assert cuda_blocks.reduction_shape(rows, shape[3], 2, width)[2] > 1, "a single block proves nothing"
 
 
 @pytest.mark.parametrize("name", CONVERSIONS)
