@@ -29,8 +29,9 @@ LEAST_WORKS = 4
 class CapturingExecutor(Executor):
     """See the module. ``device`` must have ``capture``: it is a CudaDevice."""
 
-    def __init__(self, *program: Any, **how: Any) -> None:
-        super().__init__(*program, **how)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """The arguments of ``Executor``."""
+        super().__init__(*arguments, **options)
         self._seen: set[str] = set()
         self._segmented: dict[str, list[BoundRow]] = {}
 

@@ -70,15 +70,19 @@ def prepare(
                 # Each has measured which engines are fastest: they need not have found the same.
                 recipe = Recipe.from_json(communicator.exchange(recipe.to_json())[0])
         fused = fuse(graph, recipe.fusions).graph
-        tail_graph = None if tail is None else fused.with_batch(tail)
+        tail_graph = tail_recipe = None
+        if tail is not None:
+            tail_graph, limits = fused.with_batch(tail), (recipe.workspace_limit, recipe.deterministic, recipe.fusions)
+            tail_recipe = make_recipe(graph.with_batch(tail), kind, *limits, opened, tune=False)
     except BaseException:
         if opened is not None and isinstance(device, str):
             opened.close()
         raise
     return Request(
         source=graph, graph=fused, tail_graph=tail_graph, optimizer=optimizer, precision=kind, gpu=gpu, recipe=recipe,
-        accumulate=accumulate, seed=seed, allocator=allocator, device=opened, ranks=ranks, communicator=communicator,
-        capture=capture, process_memory=whole_process, clip_grad_norm=clip_grad_norm, owns_device=isinstance(device, str),
+        tail_recipe=tail_recipe, accumulate=accumulate, seed=seed, allocator=allocator, device=opened, ranks=ranks,
+        communicator=communicator, capture=capture, process_memory=whole_process, clip_grad_norm=clip_grad_norm,
+        owns_device=isinstance(device, str),
     )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ class Request:
     precision: Precision
     gpu: profiles.Profile
     recipe: Recipe
+    tail_recipe: Recipe | None
     accumulate: int
     seed: int
     allocator: str
@@ -73,7 +74,8 @@ class Request:
         that takes seconds.
         """
         limit = _UNASKED if hasattr(self.device, "select_engine") else LEAST_WORKSPACE_LIMIT
-        return replace(self, recipe=self._recipe(self.source, limit))
+        tail = None if self.tail is None else self._recipe(self.source.with_batch(self.tail), limit)
+        return replace(self, recipe=self._recipe(self.source, limit), tail_recipe=tail)
 
     def _recipe(self, graph: Graph, workspace_limit: int | None) -> Recipe:
         """The recipe of another batch or limit, without measuring, so that it is the same every time."""
@@ -85,7 +87,7 @@ class Request:
         source = self.source.with_batch(batch)
         recipe = self._recipe(source, self.recipe.workspace_limit)
         graph = fuse(source, recipe.fusions).graph
-        return replace(self, source=source, graph=graph, tail_graph=None, recipe=recipe)
+        return replace(self, source=source, graph=graph, tail_graph=None, recipe=recipe, tail_recipe=None)
 
     def persistent(self, plan: Plan) -> Persistent:
         """The persistent region under a plan. It depends on what the plan streams and on nothing else of it."""
@@ -98,11 +100,8 @@ class Request:
         self, plan: Plan, persistent: Persistent | None = None, made: Mapping[str, Schedule] | None = None
     ) -> Program:
         """Build all schedules under a plan; ``made`` are those that exist already, on the same ``persistent``."""
-        tail_recipe = None
-        if self.tail is not None:
-            tail_recipe = self._recipe(self.source.with_batch(self.tail), self.recipe.workspace_limit)
         return build(
-            self.graph, self.tail_graph, plan, self.recipe, tail_recipe, persistent or self.persistent(plan), self.gpu,
+            self.graph, self.tail_graph, plan, self.recipe, self.tail_recipe, persistent or self.persistent(plan), self.gpu,
             self.accumulate, made or {}, self.source,
         )  # fmt: skip
 

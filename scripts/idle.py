@@ -72,22 +72,17 @@ def furthest_from_floor(step: minidnn.CompiledStep, times: dict[str, float], mos
     for row in step.program["train"].rows:
         if row.stream != COMPUTE or (seconds := times.get(key_of(row))) is None or not row.kernel:
             continue
+        floor = step.gpu.kernel_seconds(row.flops, row.moved_bytes, step.precision.name) - step.gpu.launch_seconds
         entry = found.setdefault(
             key_of(row),
             {
                 "kernel": row.kernel, "first": row.target, "rows": 0, "seconds": seconds, "bytes": row.moved_bytes,
-                "flops": row.flops, "floor_seconds": floor_seconds(step, row), "operands": row_key(row),
+                "flops": row.flops, "floor_seconds": floor, "operands": row_key(row),
             },
         )  # fmt: skip
         entry["rows"] += 1
     beyond = {key: entry["rows"] * (entry["seconds"] - entry["floor_seconds"]) for key, entry in found.items()}
     return [found[key] for key in sorted(found, key=lambda key: -beyond[key])[:most]]
-
-
-def floor_seconds(step: minidnn.CompiledStep, row: Instruction) -> float:
-    """What the profile's rates say that a row takes at least."""
-    gpu = step.gpu
-    return max(row.moved_bytes / gpu.bytes_per_second(), row.flops / gpu.flops_per_second(step.precision.name))
 
 
 def busy_seconds(step: minidnn.CompiledStep, times: dict[str, float]) -> float:

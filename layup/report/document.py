@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from layup.report.bill import bill_data, layer_bills
 from layup.report.ring import ring_data
 from layup.report.view import CATEGORIES, DECISIONS, NAMES, OPS, ROLES, Strings, view
-from layup.report.waterfall import Stage, program_like
+from layup.report.waterfall import Stage
 from layup.report.waterfall import waterfall as make_waterfall
 from minidnn.graph import Role
 from minidnn.metrics import provenance, write_text
@@ -78,7 +78,7 @@ def report_data(
     strings = Strings()
     other = naive.program if naive is not None else None
     if other is None and step.plan != plans.naive():
-        other = program_like(step, plans.naive())
+        other = step.request.program(plans.naive())
     if waterfall is None:
         waterfall = make_waterfall(step, [] if other is None else [(plans.naive(), other.prediction)])
     keep = next((s for s in waterfall if not s.plan.decisions and not s.plan.streamed and _reuses_all(s, step)), None)

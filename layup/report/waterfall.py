@@ -10,10 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from minidnn.fuse import fuse
-from minidnn.request import Request
 from minidnn.schedule.plan import Decision, Plan, naive
-from minidnn.schedule.program import Program
 from minidnn.schedule.simulate import MemoryProfile
 from minidnn.schedule.text import human_bytes
 from minidnn.step import CompiledStep
@@ -59,27 +56,6 @@ class Known(NamedTuple):
     profile: MemoryProfile
 
 
-def program_like(step: CompiledStep, plan: Plan) -> Program:
-    """Build the program of another plan for the very request of ``step``. Looks at no budget, and allocates nothing."""
-    graph = fuse(step.graph, step.recipe.fusions).graph
-    request = Request(
-        source=step.graph,
-        graph=graph,
-        tail_graph=None if step.tail is None else graph.with_batch(step.tail),
-        optimizer=step.optimizer,
-        precision=step.precision,
-        gpu=step.gpu,
-        recipe=step.recipe,
-        accumulate=step.accumulate,
-        seed=step.seed,
-        allocator=step.allocator,
-        device=None,
-        ranks=getattr(step, "ranks", None),
-        clip_grad_norm=step.clip_grad_norm,
-    )
-    return request.program(plan)
-
-
 def waterfall(step: CompiledStep, known: Iterable[tuple[Plan, MemoryProfile]] = ()) -> list[Stage]:
     """The stages from ``naive`` to the plan of ``step``. Each that is used takes about as long as compiling ``step`` did.
 
@@ -96,7 +72,7 @@ def waterfall(step: CompiledStep, known: Iterable[tuple[Plan, MemoryProfile]] = 
             continue
         profile = next((k.profile for k in found if _same(k.plan, plan)), None)
         if profile is None:
-            profile = program_like(step, plan).prediction
+            profile = step.request.program(plan).prediction
             found.append(Known(plan, profile))
         sizes = (profile.peak_bytes, profile.reserved_bytes, profile.host_bytes)
         stages.append(Stage(name, what, True, plan, *sizes, profile.step_seconds))

@@ -16,10 +16,9 @@ from minidnn.kernels.cuda_blocks import THREADS, flat_blocks
 from minidnn.kernels.cuda_launch import PACK_BYTES, SINGLE, Access, Launcher, Sequential, Work, int64, structure
 from minidnn.kernels.problem import FILTER, IMAGE, LEFT, OUTPUT, PRODUCT, RIGHT, Convolution, Problem, Product
 from minidnn.schedule.recipe import Engine
-from minidnn.spec import round_up
+from minidnn.spec import ITEM_BYTES, round_up
 
 COLUMN_BYTES = 128 << 20  # of a column matrix: enough to keep a GPU busy with its product
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class BlasEngines:
@@ -58,7 +57,7 @@ class BlasEngines:
             return blas.multiply(problem, pointers[PRODUCT], pointers[LEFT], pointers[RIGHT], workspace, nbytes)
         if pointwise(problem):
             return _product(blas, problem, pointers, pointers[IMAGE], workspace, nbytes)
-        images, size, columns = options["chunk"], _ITEM_BYTES[problem.dtype], workspace + nbytes
+        images, size, columns = options["chunk"], ITEM_BYTES[problem.dtype], workspace + nbytes
         works: list[Work] = []
         for first in range(0, problem.x[0], images):
             count = min(images, problem.x[0] - first)
@@ -102,7 +101,7 @@ def _overlaps(problem: Convolution) -> bool:
 
 
 def _column_bytes(problem: Convolution, images: int) -> int:
-    return images * math.prod(problem.y[1:3]) * math.prod(problem.weight[1:]) * _ITEM_BYTES[problem.dtype]
+    return images * math.prod(problem.y[1:3]) * math.prod(problem.weight[1:]) * ITEM_BYTES[problem.dtype]
 
 
 def _images(problem: Convolution) -> int:
@@ -129,7 +128,7 @@ def _move(on: Launcher, name: str, problem: Convolution, target: int, source: in
     """Bind a kernel of ``columns.cu`` that writes ``size`` elements, in packs that lie within a tap."""
     (n, h, w, c), (_, p, q, _), (_, r, s, _) = problem.x, problem.y, problem.weight
     shape = structure(n, h, w, c, p, q, r, s, *problem.stride, *problem.padding, *problem.dilation)
-    width = PACK_BYTES // _ITEM_BYTES[problem.dtype]
+    width = PACK_BYTES // ITEM_BYTES[problem.dtype]
     narrow = any(address % PACK_BYTES for address in (target, source))
     by = SINGLE if c % width else Access(width, narrow)
     assert size < 1 << 31, f"a column matrix of {size} elements is beyond 32-bit indices"

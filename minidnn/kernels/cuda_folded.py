@@ -19,12 +19,11 @@ from minidnn.kernels.cuda_blocks import THREADS
 from minidnn.kernels.cuda_launch import PACK_BYTES, SINGLE, Access, Launcher, Sequential, Work, int32, int64
 from minidnn.kernels.problem import FILTER, FOLDED, IMAGE, Convolution, Problem, folded
 from minidnn.schedule.recipe import Engine
-from minidnn.spec import round_up
+from minidnn.spec import ITEM_BYTES, round_up
 
 MULTIPLES = (8, 32)  # of channels, for which there are fast kernels
 MOST_CHANNELS = 16  # of an image: of more, a tap is enough work
 MOST_CANDIDATES = 6  # engines for each multiple
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def folded_engines(cudnn: Any, problem: Problem, limit: int | None) -> Iterator[Engine]:
@@ -75,7 +74,7 @@ def run_folded(
 def _parts(problem: Convolution, wide: int) -> tuple[int, int]:
     """Bytes of the folded image and of the folded filter."""
     new = folded(problem, wide)
-    image, weight = (round_up(math.prod(shape) * _ITEM_BYTES[new.dtype]) for shape in (new.x, new.weight))
+    image, weight = (round_up(math.prod(shape) * ITEM_BYTES[new.dtype]) for shape in (new.x, new.weight))
     return image, weight
 
 
@@ -85,7 +84,7 @@ def _copy_bytes(problem: Convolution, wide: int) -> int:
 
 def _fold(on: Launcher, problem: Convolution, wide: int, target: int, source: int) -> Work:
     n, h, w, c = problem.x
-    by = Access(PACK_BYTES // _ITEM_BYTES[problem.dtype])
+    by = Access(PACK_BYTES // ITEM_BYTES[problem.dtype])
     numbers = (w * c, problem.y[2], problem.weight[2] * c, wide, problem.stride[1] * c, problem.padding[1] * c)
     arguments: list[Any] = [int64(target), int64(source), *map(int32, numbers)]
     return on.launch("fold", "fold_columns", problem.dtype, by, (n * h,), (THREADS,), arguments)

@@ -138,13 +138,15 @@ class Cudnn:
 
     def engines(self, problem: Problem, workspace_limit: int | None) -> Iterator[Engine]:
         """The engines that build, stay under the limit and can be built again from their options, best first."""
+        yield from self.offered(problem, workspace_limit)
+        yield from self.others(problem, workspace_limit)
+
+    def offered(self, problem: Problem, workspace_limit: int | None) -> Iterator[Engine]:
+        """Those that cuDNN's heuristics name for the problem as it is."""
         if self.refuses(problem):
             return
-        if (
-            isinstance(problem, Product) and self.single
-        ):  # cuDNN's only engine computes that in TF32, whatever is barred
-            yield from self.others(problem, workspace_limit)
-            return
+        if isinstance(problem, Product) and self.single:
+            return  # its only engine computes that in TF32, whatever is barred
         for options in self.candidates(problem, workspace_limit):
             try:
                 plan = self.plan(problem, dict(options))
@@ -152,7 +154,6 @@ class Cudnn:
                 continue
             if workspace_limit is None or plan.workspace_bytes <= workspace_limit:
                 yield Engine("cudnn", plan.workspace_bytes, options)
-        yield from self.others(problem, workspace_limit)
 
     def others(self, problem: Problem, workspace_limit: int | None) -> Iterator[Engine]:
         """The engines of cuBLAS, and cuDNN's own on folded operands, which need tensor cores to pay."""

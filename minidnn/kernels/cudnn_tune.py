@@ -14,7 +14,7 @@ import os
 import re
 import statistics
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,14 @@ from minidnn.kernels.cudnn import Cudnn
 from minidnn.kernels.problem import OWN, SPLIT, Convolution, Problem, Product, operand_shapes, result_of, split
 from minidnn.schedule.recipe import Engine
 
+SEARCH = 2
+"""Number of these rules: what was found by others is not taken from the cache."""
 MOST_CANDIDATES = 16
 TIMED_RUNS = 5
 GAIN = 0.97  # of the time of another: what is not faster by this is as fast, by the spread of the clock
 HOPELESS = 1.3  # times as slow as the best so far: one run tells enough
-PATIENCE = (
-    5  # candidates in a row that are hopeless: those after them, which the heuristics think slower, are not tried
-)
+PATIENCE = 5
+"""Candidates in a row that are hopeless: those after them, which the heuristics think slower, are not tried."""
 SINGLE_ERROR = 1e-4  # ten times what sums in another order cost, a third of what rounding to TF32 does
 LOADING_SECONDS = 0.1  # that a first run may take for its modules
 BLOCK_ELEMENTS = 1 << 18
@@ -108,7 +109,7 @@ class Tuner:
     def fastest(self, problem: Problem, workspace_limit: int | None, dtype: Any) -> Engine:
         """The fastest engine under the limit; our own kernel where cuDNN has none. Each problem is measured once."""
         key = (problem, workspace_limit)
-        name = f"{tuple(problem)} {workspace_limit} {self._cudnn.restrictions}"
+        name = f"{SEARCH} {tuple(problem)} {workspace_limit} {self._cudnn.restrictions}"
         if key not in self._found and (known := self._known(name, problem)) is not None:
             self._found[key] = known
         if key not in self._found:
@@ -143,7 +144,7 @@ class Tuner:
     def _measured(self, problem: Problem, workspace_limit: int | None, dtype: Any) -> Iterator[tuple[Engine, float]]:
         """Every engine that has room, with its time. The operands are given back at the end, however that comes."""
         others, least = list(self._cudnn.others(problem, workspace_limit)), math.inf
-        offered = (engine for engine in self._cudnn.engines(problem, workspace_limit) if engine not in others)
+        offered = islice(self._cudnn.offered(problem, workspace_limit), MOST_CANDIDATES)
         memory: dict[int, Any] = {}
         try:
             for number, shape in operand_shapes(problem).items():
@@ -151,7 +152,7 @@ class Tuner:
             pointers = {number: int(block.ptr) for number, block in memory.items()}
             behind = -len(others)  # candidates of the heuristics' order in a row that were far behind
             single = SingleCheck() if self._cudnn.single else None
-            for engine in (*others, *islice(offered, MOST_CANDIDATES)):
+            for engine in chain(others, offered):
                 seconds = self._timed(problem, engine, pointers, least)
                 if seconds is None or (single and not single.agrees(engine, self._result(problem, memory))):
                     continue

@@ -180,6 +180,15 @@ def test_work_is_ordered_between_streams_by_its_waits_alone(cuda):
     assert opened.submit(COMPUTE, None, (), 0.0, False) is None
 
 
+def test_other_plans_of_a_closed_step_ask_the_device_for_nothing(cuda, monkeypatch):
+    """A report is made of them at the end, when there may be no device any more; the last batch has its recipe from before."""
+    step = on_cuda(tail=2)
+    assert step.request.tail_recipe.backend == "cuda"
+    monkeypatch.setattr(CudaDevice, "select_engine", lambda *_: pytest.fail("a closed device was asked"))
+    step.close()
+    assert step.request.program(minidnn.naive())["train_tail"].profile.peak_bytes > 0
+
+
 def test_closing_gives_every_byte_back_however_often_it_is_called(cuda):
     step = on_cuda()
     x, y = batches(1)[0]

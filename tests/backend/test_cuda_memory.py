@@ -166,7 +166,7 @@ def test_a_budget_above_the_free_memory_is_refused_with_the_figure(cuda):
 
 def test_the_gpu_is_idle_for_what_no_row_explains(cuda):
     """Every task of the fake takes a millisecond: the busy time is the number of rows of ``compute`` that do something."""
-    from idle import busy_seconds, by_kernel, host_seconds, row_times
+    from idle import busy_seconds, by_kernel, furthest_from_floor, host_seconds, row_times
 
     step = compiled(device(), capture="on")
     for x, y in batches(3):
@@ -182,6 +182,10 @@ def test_the_gpu_is_idle_for_what_no_row_explains(cuda):
     table = by_kernel(step, times)
     assert sum(count for _, count in table.values()) == len(rows) and "sgd_momentum_update" in " ".join(table)
     assert busy_seconds(step, times) == pytest.approx(sum(seconds for seconds, _ in table.values()))
+    furthest = furthest_from_floor(step, times)
+    assert sum(entry["rows"] for entry in furthest) == sum(bool(row.kernel) for row in rows)
+    beyond = [entry["rows"] * (entry["seconds"] - entry["floor_seconds"]) for entry in furthest]
+    assert beyond == sorted(beyond, reverse=True) and all(0 <= entry["floor_seconds"] < 1e-3 for entry in furthest)
     x, y = batches(1)[0]
     with np.errstate(all="ignore"):
         assert host_seconds(lambda: step.run(x, y), step.executor.device.synchronize) > 0

@@ -43,9 +43,8 @@ class FakeEngines:
         name = "cublas" if number == BLAS_ENGINE else "cudnn"
         return Engine(name, self.workspaces.get(number, 0), (("engine", number),))
 
-    def engines(self, problem, limit):
+    def offered(self, problem, limit):
         yield from (self.engine(number) for number in self.tasks if number != BLAS_ENGINE)
-        yield from self.others(problem, limit)
 
     def others(self, problem, limit):
         return [self.engine(number) for number in self.tasks if number == BLAS_ENGINE]
@@ -178,30 +177,38 @@ def test_measured_engines_are_remembered_for_one_gpu_and_library(tmp_path):
     engine = Engine("cudnn", 64, (("engine", 3), ("knob_TILE", 1)))
 
     class Library:
-        restrictions = "fp32 deterministic=True"
+        restrictions, single = "fp32 deterministic=True", True
         workspace_bytes = 64
+
+        def others(self, problem, limit):
+            return ()
 
         def plan(self, problem, options):
             if options["engine"] != 3:
                 raise UserError("no such engine")
             return self
 
-        def engines(self, problem, limit):
+        def offered(self, problem, limit):
             raise AssertionError("measured again")
 
     cache = cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 91900")
     tuner = cudnn_tune.Tuner(None, SimpleNamespace(cudnn=Library()), None, cache)
-    cache.put(f"{tuple(problem)} None {Library.restrictions}", engine)
+    known = f"{tuple(problem)} None {Library.restrictions}"
+    name = f"{cudnn_tune.SEARCH} {known}"
+    cache.put(name, engine)
     again = cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 91900")
     assert cudnn_tune.Tuner(None, SimpleNamespace(cudnn=Library()), None, again).fastest(problem, None, None) == engine
     assert tuner.fastest(problem, None, None) == engine
     other = Library()
     other.workspace_bytes = 128  # the library has changed: what was measured does not count
-    name = f"{tuple(problem)} None {Library.restrictions}"
     assert cudnn_tune.Tuner(None, SimpleNamespace(cudnn=other), None, again)._known(name, problem) is None
+    older = cudnn_tune.EngineCache(tmp_path / "older", "NVIDIA H200 91900")
+    older.put(f"{cudnn_tune.SEARCH - 1} {known}", engine)
+    with pytest.raises(AssertionError, match="measured again"):
+        cudnn_tune.Tuner(None, SimpleNamespace(cudnn=Library()), None, older).fastest(problem, None, None)
     elsewhere = cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 92000")
     assert cudnn_tune.Tuner(None, SimpleNamespace(cudnn=Library()), None, elsewhere)._known(name, problem) is None
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("*.json")
     file.write_text("[1, 2")
     assert cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 91900").get("any") is None
 

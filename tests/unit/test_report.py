@@ -14,7 +14,6 @@ import minidnn
 import models
 from layup.report import compare, read_data, render, report_data, view, waterfall, waterfall_text, write_report
 from layup.report.bill import layer_bills
-from layup.report.waterfall import program_like
 from minidnn.graph import Tensor
 from minidnn.layers import Graph
 from minidnn.schedule.instruction import DEVICE, HOST, Op
@@ -259,7 +258,7 @@ def test_streamed_parameters_are_the_last_bar() -> None:
 def test_another_plan_is_built_for_the_very_same_request() -> None:
     for options in ({"tail": 3}, {"accumulate": 2}, {"precision": "fp16"}, {"fusions": ("batch_norm_relu",)}):
         step = compiled(**options)
-        assert program_like(step, step.plan).prediction == step.profile
+        assert step.request.program(step.plan).prediction == step.profile
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
