@@ -3,7 +3,8 @@
 A step has some hundred to many thousand rows, and the host needs microseconds for each. A graph is launched in microseconds
 altogether. What becomes one is a *segment*: rows of ``compute`` in a row, of which only the first waits for another stream and
 only the last is waited for. So a graph is a chain of kernels, all waiting is done between graphs by the events that rows use,
-and to every other stream a segment is a row that takes longer.
+and to every other stream a segment is a row that takes longer. A row inside of a segment may wait for one that was submitted a
+whole run before it or more, which is over as a rule; then it is the segment's first row that waits.
 
 A step that keeps everything has two segments: up to the loss, which is copied to the host, and the rest. Copies and the exchange
 between ranks are submitted as ever. (One graph of a whole step with its other streams was measured on an H200: kernels in a
@@ -72,7 +73,8 @@ class CapturingExecutor(Executor):
 
 def segments(rows: Sequence[BoundRow]) -> list[list[BoundRow]]:
     """Cut rows into segments, in the order of their last rows. A row of another stream, or one that alternates between pinned
-    slots, is one of its own."""
+    slots, is one of its own. All waits of a segment are at its first row: to wait there, earlier, is never wrong, since what the
+    run before has submitted waits for nothing of this one."""
     found: list[list[BoundRow]] = []
     current: list[BoundRow] = []
 
@@ -86,8 +88,11 @@ def segments(rows: Sequence[BoundRow]) -> list[list[BoundRow]]:
             found.append([row])
             continue
         alone = len(row.works) > 1
-        if row.waits or alone:
+        if alone or not all(lag and awaited <= row.rows[0] for awaited, lag in row.waits):
             close()
+        elif row.waits and current:
+            current[0] = current[0]._replace(waits=(*current[0].waits, *row.waits))
+            row = row._replace(waits=())
         current.append(row)
         if row.record or alone:
             close()

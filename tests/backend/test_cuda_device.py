@@ -15,6 +15,7 @@ from minidnn.device.cuda import CudaDevice
 from minidnn.device.cuda_libraries import parse_device
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
+from minidnn.executor import BoundRow
 from minidnn.schedule.instruction import COMPUTE, D2H, H2D
 from minidnn.schedule.plan import Plan
 from minidnn.spec import TensorSpec
@@ -141,6 +142,25 @@ def test_a_segment_waits_at_its_first_row_and_is_waited_for_at_its_last(cuda, pl
     for number, segment in enumerate(found):
         for row in segment:
             assert all(place[w] < number for w, lag in row.waits if not lag), "what is waited for was submitted before"
+    for segment in found:
+        for row in segment:
+            moved = set(rows[row.rows[0]].waits) - set(row.waits)
+            assert moved <= set(segment[0].waits), "a wait that moves, moves to the first row of its segment"
+            assert all(lag and w <= row.rows[0] for w, lag in moved), "and is for what a whole run was there for"
+
+
+def test_waits_for_what_was_submitted_a_whole_run_ago_do_not_cut_a_segment():
+    def row(index, waits=(), record=False, stream=COMPUTE):
+        return BoundRow((index,), stream, (None,), tuple(waits), 0.0, record)
+
+    found = segments(
+        [row(0), row(1, [(1, 1)]), row(2, [(3, 1)]), row(3, [(0, 1), (9, 1)]), row(4), row(5, record=True)]
+    )
+    assert [[(r.rows[0], r.waits) for r in segment] for segment in found] == [
+        [(0, ((1, 1),)), (1, ())],
+        [(2, ((3, 1),))],
+        [(3, ((0, 1), (9, 1))), (4, ()), (5, ())],
+    ]
 
 
 def test_capture_is_refused_where_there_is_nothing_to_capture():
