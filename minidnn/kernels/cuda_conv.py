@@ -12,8 +12,9 @@ from typing import Any
 from minidnn.errors import UserError
 from minidnn.kernels.base import Array, Pair
 from minidnn.kernels.cuda_blocks import SCRATCH_BYTES, THREADS
-from minidnn.kernels.cuda_folded import copies_bytes, run_folded
+from minidnn.kernels.cuda_folded import run_folded
 from minidnn.kernels.cuda_launch import SINGLE, Launcher, Sequential, Work, int32, int64, structure
+from minidnn.kernels.cuda_parts import extra_bytes, run_parts
 from minidnn.kernels.cuda_pointwise import bias_add, relu_forward
 from minidnn.kernels.problem import (
     BIAS,
@@ -25,6 +26,7 @@ from minidnn.kernels.problem import (
     OUTPUT,
     OWN,
     OWN_ENGINE,
+    PART,
     PRODUCT,
     RIGHT,
     SPLIT,
@@ -112,7 +114,7 @@ def _by_library(
 ) -> Work:
     """Bind an engine of cuDNN or cuBLAS, in the workspace that the recipe provides."""
     if options["engine"] != BLAS_ENGINE:
-        nbytes = copies_bytes(problem, options) + on.cudnn.plan(problem, options).workspace_bytes
+        nbytes = extra_bytes(problem, options) + on.cudnn.plan(problem, options).workspace_bytes
     elif on.cudnn.blas is None:
         raise UserError("the recipe names cuBLAS, which is not installed here; leave --recipe out to choose anew")
     else:
@@ -134,6 +136,9 @@ def bind_engine(
     elif FOLDED in options:
         assert isinstance(problem, Convolution)
         work = run_folded(on, problem, options, pointers, workspace)
+    elif PART in options:
+        assert isinstance(problem, Convolution)
+        work = run_parts(on, problem, options, pointers, workspace)
     else:
         work = on.cudnn.run(on.cudnn.plan(problem, options), pointers, workspace)
     return work

@@ -15,8 +15,9 @@ from typing import Any
 
 from minidnn.errors import UserError
 from minidnn.kernels.cuda_folded import folded_engines
+from minidnn.kernels.cuda_parts import part_engines
 from minidnn.kernels.cudnn_graphs import OperationGraphs
-from minidnn.kernels.problem import FIRST, FOLDED, OWN, Problem, Product, folded, split
+from minidnn.kernels.problem import FIRST, FOLDED, OWN, PART, Problem, Product, folded, part, split
 from minidnn.schedule.recipe import Engine
 
 Work = Callable[[], None]
@@ -156,28 +157,32 @@ class Cudnn:
                 yield Engine("cudnn", plan.workspace_bytes, options)
 
     def others(self, problem: Problem, workspace_limit: int | None) -> Iterator[Engine]:
-        """The engines of cuBLAS, and cuDNN's own on folded operands, which need tensor cores to pay."""
+        """The engines of cuBLAS, and cuDNN's own otherwise: on folded operands, which need tensor cores to pay, and in true fp32
+        on parts of the batch, because the fast ones take more workspace there than a whole net."""
         if self.refuses(problem):
             return
         if self.blas is not None:
             yield from self.blas.engines(problem, workspace_limit)
-        if not self.single:
-            yield from folded_engines(self, problem, workspace_limit)
+        yield from (part_engines if self.single else folded_engines)(self, problem, workspace_limit)
 
     def candidates(self, problem: Problem, workspace_limit: int | None) -> Iterator[tuple[tuple[str, int], ...]]:
-        """Engines with their knobs, as options of a recipe's ``Engine``, best first by cuDNN's heuristics. Each one builds."""
+        """Engines with their knobs, as options of a recipe's ``Engine``, best first by cuDNN's heuristics. Each one builds,
+        and is given once, though several heuristics name it."""
         try:
             graph = self._graphs.build(problem, self.handle)
         except self._refusals:  # no engine takes these shapes at all
             return
+        given = set()
         for number in self._buildable(graph, workspace_limit):
             engine, knobs = graph.get_engine_and_knobs_at_index(number)
             named = {f"{KNOB}{knob.name}": int(value) for knob, value in knobs.items()}
-            if f"{KNOB}NOT_SET" not in named:
-                yield tuple(sorted({"engine": int(engine), **named}.items()))
+            options = tuple(sorted({"engine": int(engine), **named}.items()))
+            if f"{KNOB}NOT_SET" not in named and options not in given:
+                given.add(options)
+                yield options
 
     def plan(self, problem: Problem, options: Mapping[str, int]) -> Plan:
-        """Build the plan of an engine and its knobs, folded where they say so.
+        """Build the plan of an engine and its knobs, folded or for a part of the images where they say so.
 
         Raises UserError if this cuDNN, on this GPU, has no such engine.
         """
@@ -195,6 +200,8 @@ class Cudnn:
     def _built(self, problem: Problem, options: Mapping[str, int]) -> Plan:
         if FOLDED in options:
             problem = folded(problem, options[FOLDED])
+        elif PART in options:
+            problem = part(problem, options[PART])
         graph, number = self._graphs.build(problem, self.handle), 0
         if options["engine"] == FIRST:
             number = next(self._buildable(graph, options["limit"]), -1)

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from minidnn.errors import UserError
 from minidnn.kernels.cuda_conv import bind_engine
-from minidnn.kernels.cuda_folded import copies_bytes
 from minidnn.kernels.cuda_launch import Launcher
+from minidnn.kernels.cuda_parts import extra_bytes
 from minidnn.kernels.cudnn import Cudnn
 from minidnn.kernels.problem import OWN, SPLIT, Convolution, Problem, Product, operand_shapes, result_of, split
 from minidnn.schedule.recipe import Engine
 
-SEARCH = 2
+SEARCH = 3
 """Number of these rules: what was found by others is not taken from the cache."""
 MOST_CANDIDATES = 16
 TIMED_RUNS = 5
@@ -37,6 +37,8 @@ GAIN = 0.97  # of the time of another: what is not faster by this is as fast, by
 HOPELESS = 1.3  # times as slow as the best so far: one run tells enough
 PATIENCE = 5
 """Candidates in a row that are hopeless: those after them, which the heuristics think slower, are not tried."""
+PATIENCE_SECONDS = 0.5
+"""That hopeless candidates in a row may run altogether. (Some engines for true fp32 take seconds for a layer of VGG-16.)"""
 SINGLE_ERROR = 1e-4  # ten times what sums in another order cost, a third of what rounding to TF32 does
 LOADING_SECONDS = 0.1  # that a first run may take for its modules
 BLOCK_ELEMENTS = 1 << 18
@@ -136,7 +138,7 @@ class Tuner:
         if options.pop(SPLIT, None) and isinstance(problem, Convolution):
             problem = problem._replace(direction="forward")
         try:
-            nbytes = copies_bytes(problem, options) + self._cudnn.plan(problem, options).workspace_bytes
+            nbytes = extra_bytes(problem, options) + self._cudnn.plan(problem, options).workspace_bytes
         except UserError:
             return None
         return engine if nbytes == engine.workspace_bytes else None
@@ -150,16 +152,21 @@ class Tuner:
             for number, shape in operand_shapes(problem).items():
                 memory[number] = self._random(shape, dtype)
             pointers = {number: int(block.ptr) for number, block in memory.items()}
-            behind = -len(others)  # candidates of the heuristics' order in a row that were far behind
+            behind, wasted = (
+                -len(others),
+                0.0,
+            )  # candidates of the heuristics' order in a row that were far behind; their seconds
             single = SingleCheck() if self._cudnn.single else None
             for engine in chain(others, offered):
                 seconds = self._timed(problem, engine, pointers, least)
                 if seconds is None or (single and not single.agrees(engine, self._result(problem, memory))):
                     continue
                 yield engine, seconds
-                behind = behind + 1 if behind < 0 or seconds > HOPELESS * least else 0
+                hopeless = seconds > HOPELESS * least
+                behind = behind + 1 if behind < 0 or hopeless else 0
+                wasted = wasted + seconds if hopeless else 0.0
                 least = min(least, seconds)
-                if behind == PATIENCE:
+                if behind == PATIENCE or (behind > 0 and wasted > PATIENCE_SECONDS):
                     break
         finally:  # a traceback that is kept would keep the operands
             memory.clear()

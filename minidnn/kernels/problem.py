@@ -17,6 +17,7 @@ option "limit"; cuBLAS."""
 OWN = Engine("direct", 0, (("engine", OWN_ENGINE),))  # our own kernel: slower, without workspace, and never refused
 SPLIT = "split"  # option of a forward_relu engine: convolution, bias and ReLU are three kernels
 FOLDED = "folded"  # option of cuDNN's engines: the window's columns are so many channels, those added being zero
+PART = "part"  # option of cuDNN's engines: a call takes so many images, and there are as many calls as it needs
 
 
 class Convolution(NamedTuple):
@@ -86,6 +87,12 @@ def folded(problem: Problem, channels: int) -> Convolution:
         padding=(problem.padding[0], 0),
         dilation=(problem.dilation[0], 1),
     )
+
+
+def part(problem: Problem, images: int) -> Convolution:
+    """A convolution of the first images alone."""
+    assert isinstance(problem, Convolution)
+    return problem._replace(x=(images, *problem.x[1:]), y=(images, *problem.y[1:]))
 
 
 def result_of(problem: Problem) -> int:

@@ -18,7 +18,7 @@ import tests.backend.reference as ref
 from minidnn.kernels import cuda_blocks, cuda_columns, cuda_kernels, cuda_launch, cuda_optim
 from minidnn.kernels.cublas import Cublas
 from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT
-from tests.backend import cuda_on_cpu, test_columns, test_convolution, test_folded
+from tests.backend import cuda_on_cpu, test_columns, test_convolution, test_folded, test_parts
 from tests.backend.cases import Case, Maker
 from tests.backend.cuda_cases import EXTRA, HalfMaker, halved, made
 from tests.backend.test_convolution import CONVOLUTIONS, DIRECTIONS, Convolution
@@ -207,6 +207,12 @@ def test_column_matrix_holds_what_each_output_sees(machine: Any, direction: str)
 def test_columns_folded_into_channels_are_the_same_convolution(machine: Any, direction: str) -> None:
     for case in test_folded.FEW:
         test_folded.by_folding(machine, case, direction)
+
+
+@pytest.mark.parametrize("direction", test_parts.SIDES)
+def test_parts_of_a_batch_are_the_same_convolution(machine: Any, direction: str) -> None:
+    for case in test_parts.CASES:
+        test_parts.by_parts(machine, case, direction)
 
 
 def test_the_mean_of_large_values_keeps_its_digits(machine: Any) -> None:

@@ -117,6 +117,12 @@ def test_after_some_engines_in_a_row_that_are_far_behind_no_more_are_tried(tuner
     assert 90 in tried(*tuner(early)), "80 was not far behind"
 
 
+def test_engines_that_are_far_behind_may_not_take_long_altogether(tuner, monkeypatch):
+    monkeypatch.setattr(cudnn_tune, "PATIENCE_SECONDS", 0.0)
+    assert set(tried(*tuner({1: 10, 2: 20, 90: 1}))) == {1, 2}
+    assert set(tried(*tuner({1: 10, 2: 11, 90: 1}))) == {1, 2, 90}
+
+
 def test_an_engine_that_is_far_behind_is_timed_once(tuner):
     made, engines = tuner({7: 10, 4: 11, 9: 40})
     made.fastest(PROBLEM, None, np.dtype("float32"))

@@ -1,0 +1,100 @@
+"""Convolutions by cuDNN a part of the batch at a time, so that an engine's workspace stays under a limit.
+
+The fastest engines for true fp32 transform tiles of all images in their workspace, which for a layer of VGG-16 takes gigabytes.
+That grows with the images, their speed hardly does. So a call goes over a part of the images, and the next one follows in the
+same workspace (micro-batching: Oyama et al., "Accelerating Deep Learning Frameworks with Micro-Batches", 2018). The gradient of
+a filter is the sum of the parts', added one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from minidnn.errors import UserError
+from minidnn.kernels.cuda_blocks import THREADS, flat_blocks
+from minidnn.kernels.cuda_folded import copies_bytes
+from minidnn.kernels.cuda_launch import PACK_BYTES, Access, Launcher, Sequential, Work, int64
+from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT, PART, Convolution, Problem, part
+from minidnn.schedule.recipe import Engine
+from minidnn.spec import ITEM_BYTES, round_up
+
+MOST_CANDIDATES = 6  # engines whose workspace for all images is above the limit
+ALIGNMENT = 16  # of a part's first image, as cuDNN's graphs promise
+
+
+def part_engines(cudnn: Any, problem: Problem, limit: int | None) -> Iterator[Engine]:
+    """The engines of a ``Cudnn`` that a limit bars, each on as many images as it has workspace for, the likeliest first."""
+    if not isinstance(problem, Convolution) or limit is None:
+        return
+    barred = 0
+    for options in cudnn.candidates(problem, None):
+        with contextlib.suppress(UserError):  # a knob that this frontend cannot name, or that a part does not take
+            whole = cudnn.plan(problem, dict(options)).workspace_bytes
+            if whole <= limit:
+                continue
+            barred += 1
+            for images in _sizes(problem, limit / whole):
+                named = tuple(sorted({**dict(options), PART: images}.items()))
+                nbytes = cudnn.plan(problem, dict(named)).workspace_bytes + _sum_bytes(problem)
+                if nbytes <= limit:
+                    yield Engine("cudnn, in parts", nbytes, named)
+                    break
+        if barred == MOST_CANDIDATES:
+            return
+
+
+def extra_bytes(problem: Problem, options: Mapping[str, int]) -> int:
+    """Workspace that an engine takes besides cuDNN's own: that of folded copies, or of a part's gradient; 0 as a rule."""
+    if PART not in options:
+        return copies_bytes(problem, options)
+    assert isinstance(problem, Convolution)
+    return _sum_bytes(problem)
+
+
+def run_parts(
+    on: Launcher, problem: Convolution, options: Mapping[str, int], pointers: Mapping[int, int], workspace: int
+) -> Work:
+    """Bind one of ``part_engines`` to addresses. The workspace holds the gradient of a part, then what is cuDNN's."""
+    images, plan = options[PART], on.cudnn.plan(problem, options)
+    small, first = part(problem, images), workspace + _sum_bytes(problem)
+    works: list[Work] = []
+    for number in range(problem.x[0] // images):
+        at = dict(pointers)
+        at[IMAGE] += number * _nbytes(small.x, problem.dtype)
+        at[OUTPUT] += number * _nbytes(small.y, problem.dtype)
+        sums = problem.direction == "backward_weight" and number > 0
+        if sums:
+            at[FILTER] = workspace
+        works.append(on.cudnn.run(plan, at, first))
+        if sums:
+            works.append(_add(on, problem, pointers[FILTER], workspace))
+    return Sequential(*works)
+
+
+def _sizes(problem: Convolution, share: float) -> Iterator[int]:
+    """Numbers of images, each half of the one before, from what ``share`` of the batch is on."""
+    images = problem.x[0]
+    while images % 2 == 0:
+        images //= 2
+        aligned = all(_nbytes((images, *shape[1:]), problem.dtype) % ALIGNMENT == 0 for shape in (problem.x, problem.y))
+        if images <= share * problem.x[0] and aligned:
+            yield images
+
+
+def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def _sum_bytes(problem: Convolution) -> int:
+    return round_up(_nbytes(problem.weight, problem.dtype)) if problem.direction == "backward_weight" else 0
+
+
+def _add(on: Launcher, problem: Convolution, target: int, source: int) -> Work:
+    """Bind the addition of a part's gradient to those before."""
+    by, size = Access(PACK_BYTES // ITEM_BYTES[problem.dtype]), math.prod(problem.weight)
+    arguments = [int64(target), int64(target), int64(source), int64(size)]
+    blocks = (flat_blocks(size, by.width),)
+    return on.launch("pointwise", "add_forward", problem.dtype, by, blocks, (THREADS,), arguments)
