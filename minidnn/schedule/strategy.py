@@ -209,18 +209,21 @@ class _Builder:
                 self.append(Op.SEND, value, "send", (), (value,), child)
 
     def all_reduce(self, rows: Sequence[Instruction]) -> list[Instruction]:
-        """Sum the gradients bucket by bucket, each as soon as backward has made the last of it; then update everything."""
-        written: dict[tuple[Buffer, int], int] = {}  # (strip, begin of a layer in bytes) -> last row that writes it
+        """Sum the gradients bucket by bucket, each as soon as backward has made the last of it; then update everything.
+
+        Batch norm's data gradient reads the sums that are the gradients of its parameters: those of this rank alone.
+        """
+        used: dict[tuple[Buffer, int], int] = {}  # (strip, begin of a layer in bytes) -> last row that writes or reads it
         for index, row in enumerate(rows):
-            for value in row.writes:
+            for value in (*row.writes, *row.reads):
                 if value.buffer.persistent:
-                    written[value.buffer, value.offset] = index
+                    used[value.buffer, value.offset] = index
         after: dict[int, list[Instruction]] = {}
         for line in self.persistent.lines:
             for begin, end in line.buckets(self.ranks.strategy.bucket_bytes):
                 strip = line.gradients
                 low, high = (strip.part(0, at).spec.nbytes for at in (begin, end))
-                last = max(at for (b, offset), at in written.items() if b is strip.buffer and low <= offset < high)
+                last = max(at for (b, offset), at in used.items() if b is strip.buffer and low <= offset < high)
                 self.rows = []
                 whole = strip.part(begin, end, f"[{begin}:{end}]")
                 if self.size == 1:

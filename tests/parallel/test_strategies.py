@@ -9,6 +9,7 @@ import layup
 import minidnn
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.parallel.inprocess import InProcess, run_ranks
+from minidnn.precision import PRECISIONS, Precision
 from minidnn.schedule.instruction import COMM, COMPUTE, Op
 from minidnn.schedule.plan import Decision, Plan, Reuse
 from minidnn.schedule.ranks import STRATEGIES, Strategy
@@ -80,6 +81,27 @@ def test_small_buckets_change_nothing_on_one_rank_and_no_rank_differs():
     first, *others = trained(nets.chain(7), BUCKETS, 3)
     assert all(nets.differing(first, other) == [] for other in others)
     np.testing.assert_allclose(first["conv.weight"], alone(nets.chain(7))["conv.weight"], rtol=1e-6, atol=1e-6)
+
+
+def test_buckets_wait_for_the_batch_norm_that_reads_the_sums_in_them():
+    """Its data gradient takes the sums that are its parameters' gradients: those of this rank, not of all."""
+    graph = nets.residual(6)
+    buckets, whole = (trained(graph, strategy, 2, tail=None) for strategy in (BUCKETS, "ring"))
+    for name, value in whole[0].items():
+        np.testing.assert_allclose(buckets[0][name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_two_element_types_are_exchanged_as_one_is(strategy, monkeypatch):
+    """As in 16 bit, where batch norm's parameters are wider than the others; with types that NumPy computes in."""
+    graph = nets.residual(6)
+    expected = trained(graph, strategy, 2, tail=None, optimizer=NESTEROV)
+    monkeypatch.setitem(PRECISIONS, "bf16", Precision("bf16", "float32", "float64", master=True))
+    states = trained(graph, strategy, 2, tail=None, optimizer=NESTEROV, precision="bf16")
+    for name, value in expected[0].items():
+        np.testing.assert_allclose(states[0][name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+    weights = [name for name in expected[0] if "running" not in name and "count" not in name]
+    assert nets.differing({n: states[0][n] for n in weights}, {n: states[1][n] for n in weights}) == []
 
 
 def test_a_bucket_is_exchanged_while_backward_goes_on():
