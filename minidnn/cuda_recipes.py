@@ -23,8 +23,9 @@ CUDA_ACCUMULATING = ("channel_sum",)
 MOST_NOTES = 4
 """Refusals of the libraries that are told one by one."""
 
-UNBOUNDED = 1 << 30
-"""Bytes of workspace of one convolution where no limit is given."""
+UNBOUNDED, UNBOUNDED_SINGLE = 1 << 30, 3 << 29
+"""Bytes of workspace of one convolution where no limit is given, and in true fp32: there the fast engines keep the transforms of
+the filters, of 512 by 512 channels 1.3 GB, whatever part of the images they take at a time."""
 
 
 def default_fusions(precision: Precision) -> tuple[str, ...]:
@@ -43,7 +44,8 @@ def cuda_recipe(
     those of ``default_fusions``. Evaluation, which runs unfused, has its engines from the heuristics.
     """
     fusions = default_fusions(precision) if fusions is None else check_fusions(fusions)
-    limit = UNBOUNDED if workspace_limit is None else workspace_limit
+    unbounded = UNBOUNDED_SINGLE if precision.name == "fp32" else UNBOUNDED
+    limit = unbounded if workspace_limit is None else workspace_limit
     engines: dict[str, Engine] = {}
     for trains, nodes in ((True, fuse(graph, fusions).graph.nodes), (False, graph.nodes)):
         choose = device.tune_engine if tune and trains else device.select_engine

@@ -28,12 +28,16 @@ PATIENCE = 300.0  # seconds in which a rank compiles its kernels
 OPTIMIZER = minidnn.SGD(lr=0.02, momentum=0.9, nesterov=True, weight_decay=1e-4)
 
 
-def net(ranks: int) -> minidnn.Graph:
-    """Without batch norm, whose statistics are those of a rank."""
+def net(ranks: int, norm: bool = False) -> minidnn.Graph:
+    """``norm``: with batch norm, whose statistics are those of a rank, and whose parameters are wider than others in 16 bit."""
     g = minidnn.Graph()
     x = g.input((SHARE * ranks, 14, 14, 3))
-    h = g.max_pool(g.relu(g.conv2d(x, 32, 3, padding=1, bias=True)), 2)
-    h = g.relu(g.conv2d(h, 64, 3, padding=1, bias=True))
+    if norm:
+        h = g.max_pool(g.relu(g.batch_norm(g.conv2d(x, 32, 3, padding=1))), 2)
+        h = g.relu(g.batch_norm(g.conv2d(h, 64, 3, padding=1)))
+    else:
+        h = g.max_pool(g.relu(g.conv2d(x, 32, 3, padding=1, bias=True)), 2)
+        h = g.relu(g.conv2d(h, 64, 3, padding=1, bias=True))
     h = g.relu(g.linear(g.flatten(h), 128))
     g.softmax_cross_entropy(g.linear(h, CLASSES), g.label((SHARE * ranks,)))
     return g
@@ -55,7 +59,7 @@ class Bench:
 
     def __init__(self, ranks: int, every: Every, index: int | None, share: bool) -> None:
         self.ranks, self.every, self._index, self._share = ranks, every, index, share
-        self.graph = net(ranks)
+        self.graph, self.normed = net(ranks), net(ranks, norm=True)
 
     def open(self, precision: str = "fp32", seed: int = 0) -> Device:
         """A device of its own for a step."""
@@ -68,14 +72,15 @@ class Bench:
         return Staged(communicator, device) if self._share and self._index is not None else communicator
 
     def train(
-        self, strategy: str, precision: str = "fp32", capture: str = "off", emulated: bool = False
+        self, strategy: str, precision: str = "fp32", capture: str = "off", emulated: bool = False, norm: bool = False
     ) -> list[dict[str, Any]]:
         """What every rank ends with: state, checksum of its weights after every step, losses, seconds."""
 
         def work(communicator: Communicator) -> dict[str, Any]:
             device = EmulatedDevice(seed=communicator.rank) if emulated else self.open(precision, communicator.rank)
             step = minidnn.compile(
-                self.graph, optimizer=OPTIMIZER, device=device, strategy=strategy, precision=precision, capture=capture,
+                self.normed if norm else self.graph, optimizer=OPTIMIZER, device=device, strategy=strategy,
+                precision=precision, capture=capture,
                 communicator=self.communicator(communicator, device),
             )  # fmt: skip
             assert isinstance(step, ParallelStep)
@@ -103,6 +108,17 @@ class Bench:
     def alone(self) -> dict[str, Any]:
         """A single process on the joined batch."""
         return self.trained(minidnn.compile(self.graph, optimizer=OPTIMIZER, device=self.open(), capture="off"))
+
+
+def momentum_distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Relative distance of all momentum of weights, or of that of biases and scales, whichever is larger: of gradients, that is,
+    and not of weights, which five steps hardly move."""
+    found = []
+    for matrices in (True, False):
+        names = [n for n, a in other.items() if ".momentum." in n and (np.ndim(a) > 1) == matrices]
+        ours, theirs = (np.concatenate([np.asarray(s[n], np.float64).ravel() for n in names]) for s in (one, other))
+        found.append(float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)))
+    return max(found)
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:

@@ -20,7 +20,7 @@ from minidnn.parallel.communicator import PeerLost
 from minidnn.parallel.gpus import Seat, assign, own_device
 from minidnn.parallel.inprocess import InProcess, run_ranks
 from minidnn.parallel.launch import Place
-from minidnn.precision import PRECISIONS, precision
+from minidnn.precision import PRECISIONS, Precision, precision
 from minidnn.recipes import numpy_recipe
 from minidnn.schedule.instruction import COMM, Op
 from minidnn.schedule.ranks import STRATEGIES
@@ -239,6 +239,19 @@ def test_the_check_for_gpus_tries_every_call_of_nccl(fake, monkeypatch):
     monkeypatch.setattr(bench, "open", device)
     found = check.check_nccl(bench)
     assert found["passed"] and len(found["errors"]) == 5
+
+
+def test_the_check_of_16_bit_compares_gradients_with_those_of_fp32(monkeypatch):
+    """With types that NumPy computes in, and then with a rank's own gradients in place of the sum."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "gpu"))
+    check = importlib.import_module("ranks_check")
+    monkeypatch.setitem(PRECISIONS, "bf16", Precision("bf16", "float32", "float64", master=True))
+    bench, trained = check.Bench(2, functools.partial(run_ranks, 2), None, False), {}
+    found = check.check_half(bench, "all_reduce:steps", "bf16", trained)
+    assert found["passed"] and found["to_fp32"] < 1e-5
+    state = trained["all_reduce norm"]
+    state |= {name: array * 1.2 for name, array in state.items() if ".momentum." in name and array.ndim == 1}
+    assert not check.check_half(bench, "all_reduce:steps", "bf16", trained)["passed"]
 
 
 # -- who takes which GPU ----------------------------------------------------------------------------------------------
