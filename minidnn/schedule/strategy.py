@@ -213,9 +213,7 @@ class _Builder:
 
         Batch norm's data gradient reads the sums that are the gradients of its parameters: those of this rank alone.
         """
-        used: dict[
-            tuple[Buffer, int], int
-        ] = {}  # (strip, begin of a layer in bytes) -> last row that writes or reads it
+        used: dict[tuple[Buffer, int], int] = {}  # (strip, begin of a layer in bytes) -> last row with it
         for index, row in enumerate(rows):
             for value in (*row.writes, *row.reads):
                 if value.buffer.persistent:
