@@ -99,18 +99,17 @@ def _strategy(wish: str | Strategy | None, device: str | Device | None) -> Strat
 
 
 def _open(device: str | Device | None, precision: Precision, deterministic: bool) -> Device | None:
-    """The device of a name; a device object, or none, as it is."""
-    if not isinstance(device, str):
-        return device
-    if device.startswith("cuda"):
+    """The device of a name; a device object, or none, as it is. Raises UserError for one without the precision."""
+    if isinstance(device, str) and device.startswith("cuda"):
         from minidnn.device.cuda import open_device
 
         return open_device(device, precision.name, deterministic)
-    if device != "emulated":
+    if isinstance(device, str) and device != "emulated":
         raise UserError(f"device={device!r} is unknown; use 'cuda:0', 'emulated', or None to plan without arrays")
-    if precision.name not in ("fp32", "fp64"):
+    by_name = device == "emulated" and precision.name not in ("fp32", "fp64")
+    if by_name or (isinstance(device, EmulatedDevice) and precision.compute not in ("float32", "float64")):
         raise UserError(
             f"precision {precision.name} needs a GPU: device='cuda:0'; on the emulated device use fp32, or device=None to "
             "plan only"
         )
-    return EmulatedDevice()
+    return EmulatedDevice() if isinstance(device, str) else device

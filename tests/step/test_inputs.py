@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import minidnn
+from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
 from minidnn.layers import Graph
 from tests.step import nets
@@ -168,6 +169,11 @@ def test_an_option_that_cannot_be_is_refused_by_value(options: dict[str, Any], s
     with pytest.raises(UserError, match=sentence) as caught:
         minidnn.compile(nets.chain(BATCH), **options)
     assert "\n" not in str(caught.value)
+
+
+def test_an_emulated_device_of_ones_own_is_refused_a_precision_that_it_has_not() -> None:
+    with pytest.raises(UserError, match=r"bf16 needs a GPU.*on the emulated device use fp32"):
+        minidnn.compile(nets.chain(BATCH), precision="bf16", device=EmulatedDevice())
 
 
 def test_a_graph_that_cannot_train_is_refused_before_anything_else() -> None:
