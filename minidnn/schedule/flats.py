@@ -41,6 +41,8 @@ class Line:
             twins while transfers are under way (``ring_delayed``).
         slots: the optimizer's tensors, and the master copy of 16-bit weights, of the elements that this rank owns.
         incoming: what a neighbour sent, before it is added.
+        sums: the content of gradients to which another rank's were added. It is not that of this rank's, which batch norm still
+            reads after it has made them.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Line:
         ranks: Ranks,
         contents: count[int],
     ) -> None:
-        self.dtype, self.places = dtype, {}
+        self.dtype, self.places, self.sums = dtype, {}, next(contents)
         end = 0
         for node, elements in nodes:
             self.places[node.name] = (end, elements)

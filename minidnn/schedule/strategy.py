@@ -109,21 +109,26 @@ class _Builder:
         elif kept:  # nothing comes in, but the step ends all the same
             self.append(Op.RECV, outgoing, "settle", (), kept)
 
-    def add(self, total: Value, incoming: Value) -> None:
-        """Add what came in."""
+    def add(self, line: Line, total: Value, incoming: Value) -> Value:
+        """Add what came in. Returns the sum."""
         if total.spec.size:
-            self.append(Op.ADD, total, "add_forward", (total,), (total, incoming))
+            self.append(Op.ADD, total, "add_forward", (self.summed(line, total),), (total, incoming))
+        return self.summed(line, total)
 
     def reduce_scatter(self, line: Line, strip: Strip, begin: int, end: int) -> list[Value]:
-        """Ring steps after which part ``rank`` of a range is the sum over all ranks. Returns the parts."""
+        """Ring steps after which part ``rank`` of a range is the sum over all ranks. Returns the parts as they shall be."""
         parts = [strip.part(b, e, f"[{k}]") for k, (b, e) in enumerate(cuts(begin, end, self.size))]
         for step in range(self.size - 1):
             assert line.incoming is not None
-            total = parts[(self.rank - step - 2) % self.size]
-            incoming = line.incoming.part(0, total.spec.size)
+            place = (self.rank - step - 2) % self.size
+            incoming = line.incoming.part(0, parts[place].spec.size)
             self.ring_step(parts[(self.rank - step - 1) % self.size], incoming)
-            self.add(total, incoming)
-        return parts
+            parts[place] = self.add(line, parts[place], incoming)
+        return [self.summed(line, part) for part in parts]
+
+    def summed(self, line: Line, gradients: Value) -> Value:
+        """Gradients after their exchange: the sums of all ranks, where there are others."""
+        return gradients._replace(content=line.sums) if self.size > 1 else gradients
 
     def gather(self, whole: Value, own: Value, parts: Sequence[Value]) -> None:
         """Carry every rank's part to all ranks. ``own``: what the collective row reads."""
@@ -149,7 +154,7 @@ class _Builder:
             self.rows.append(Instruction(Op.UPDATE, weight.name, "convert", (weight,), (old,), stream=stream))
         master = weight if narrow is None else narrow.whole
         writes = (master, *(slots[slot].whole for slot in optimizer.slots))
-        reads = (gradients.part(begin, end, ".own"), self.scalars)
+        reads = (self.summed(line, gradients.part(begin, end, ".own")), self.scalars)
         row = Instruction(Op.UPDATE, weight.name, optimizer.kernel, writes, reads, attrs=optimizer.attrs, stream=stream)
         self.rows.append(row._replace(accumulates=True))
         if narrow is not None:
@@ -177,10 +182,11 @@ class _Builder:
         for line, gradients, _, _ in moves:
             if self.collective and self.size > 1:
                 own = gradients.part(*line.owned, ".own")
-                self.append(Op.REDUCE_SCATTER, gradients.whole, "reduce_scatter", (own,), (gradients.whole,))
+                summed = self.summed(line, own)
+                self.append(Op.REDUCE_SCATTER, gradients.whole, "reduce_scatter", (summed,), (gradients.whole,))
             else:
                 self.reduce_scatter(line, gradients, 0, line.size)
-        self.verdict([gradients.part(*line.owned, ".own") for line, gradients, _, _ in moves], COMM)
+        self.verdict([self.summed(line, gradients.part(*line.owned, ".own")) for line, gradients, _, _ in moves], COMM)
         for line, gradients, old, new in moves:
             self.update(line, gradients, old, new, COMM)
             parts = [new.part(b, e, f"[{k}]") for k, (b, e) in enumerate(cuts(0, line.size, self.size))]
@@ -195,11 +201,11 @@ class _Builder:
             for child in children:
                 assert line.incoming is not None
                 self.append(Op.RECV, line.incoming.whole, "recv", (line.incoming.whole,), (), child)
-                self.add(gradients, line.incoming.whole)
+                gradients = self.add(line, gradients, line.incoming.whole)
             if parent is not None:
                 self.append(Op.SEND, gradients, "send", (), (gradients,), parent)
         if parent is None:
-            self.verdict([line.gradients.whole for line in lines], COMM)
+            self.verdict([self.summed(line, line.gradients.whole) for line in lines], COMM)
             for line in lines:
                 self.update(line, line.gradients, line.weights, line.weights, COMM)
         for value in [line.weights.whole for line in lines] + ([] if shared is None else [shared.scaling]):
@@ -229,12 +235,12 @@ class _Builder:
                 if self.size == 1:
                     continue
                 if self.collective:
-                    self.append(Op.ALL_REDUCE, whole, "all_reduce", (whole,), (whole,))
+                    self.append(Op.ALL_REDUCE, whole, "all_reduce", (self.summed(line, whole),), (whole,))
                 else:
                     self.all_gather(self.reduce_scatter(line, strip, begin, end))
                 after.setdefault(last, []).extend(self.rows)
         self.rows = []
-        self.verdict([line.gradients.whole for line in self.persistent.lines], COMPUTE)
+        self.verdict([self.summed(line, line.gradients.whole) for line in self.persistent.lines], COMPUTE)
         for line in self.persistent.lines:
             self.update(line, line.gradients, line.weights, line.weights, COMPUTE)
         merged: list[Instruction] = []

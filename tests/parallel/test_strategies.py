@@ -91,6 +91,21 @@ def test_buckets_wait_for_the_batch_norm_that_reads_the_sums_in_them():
         np.testing.assert_allclose(buckets[0][name], value, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+def test_the_verifier_tells_a_ranks_own_gradient_from_the_sum_over_all():
+    program = minidnn.compile(
+        nets.residual(6, 2), strategy=BUCKETS, communicator=InProcess.group(2)[0], device=None
+    ).program
+    rows, offsets = list(program["train"].rows), program["train"].offsets
+    assert verify(rows, offsets, previous=rows) == []
+    early = next(i for i, row in enumerate(rows) if row.kernel == "batch_norm_backward_data")
+    sums = {(v.buffer, v.offset) for row in rows if row.stream == COMM for v in row.writes}
+    assert {(v.buffer, v.offset) for v in rows[early].reads} & sums, "a bucket begins with what it reads"
+    late = max(i for i, row in enumerate(rows) if row.stream == COMM)
+    moved = [*rows[:early], *rows[early + 1 : late + 1], rows[early], *rows[late + 1 :]]
+    said = "\n".join(verify(moved, offsets, previous=moved))
+    assert "reads gradients.float32" in said and "put something else there" in said
+
+
 @pytest.mark.parametrize("strategy", EVERY)
 def test_two_element_types_are_exchanged_as_one_is(strategy, monkeypatch):
     """As in 16 bit, where batch norm's parameters are wider than the others; with types that NumPy computes in."""
