@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from minidnn.graph import Graph, Role
+from minidnn.precision import Precision
+from minidnn.schedule.analysis import Analysis
 from minidnn.schedule.instruction import DEVICE
-from minidnn.schedule.plan import Plan
+from minidnn.schedule.plan import Decision, Plan
 from minidnn.schedule.program import Program
 from minidnn.schedule.text import human_bytes
 
 _STORED = (Role.ACTIVATION, Role.AUX, Role.INPUT)
 
 
-def explain(graph: Graph, plan: Plan, program: Program) -> str:
-    """A table, one line a layer (decision, bytes made, workspace, parameters), then the residents at the peak."""
+def explain(graph: Graph, precision: Precision, plan: Plan, program: Program) -> str:
+    """A table, one line a layer (decision, bytes made, workspace, parameters), then the residents at the peak.
+
+    A layer that another overwrites in place shares that one's decision.
+    """
+    decisions = Analysis(graph, precision).decisions(plan)
     stored: dict[str, int] = {}
     workspace: dict[str, int] = {}
     for row in program["train"].rows:
@@ -27,7 +33,7 @@ def explain(graph: Graph, plan: Plan, program: Program) -> str:
     for node in graph.nodes:
         parameters = sum(p.size for p in node.parameters if p.trainable)
         lines.append(
-            f"{node.name:<32} {node.layer.kind:<22} {plan.decision(node.name).value:<10} "
+            f"{node.name:<32} {node.layer.kind:<22} {decisions.get(node.name, Decision.KEEP).value:<10} "
             f"{human_bytes(stored.get(node.name, 0)):>12} {human_bytes(workspace.get(node.name, 0)):>12} {parameters:>12,}"
         )
     profile = program.prediction

@@ -61,9 +61,9 @@ class Progress:
             self._bar.close()
 
 
-def byte_table(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[int | None]]]) -> str:
+def byte_table(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[int | None]]], of: str = "one step") -> str:
     """Bytes for people and exactly, right under each other; None is a dash."""
-    cells = [["memory of one step, bytes", *columns]]
+    cells = [[f"memory of {of}, bytes", *columns]]
     for name, values in rows:
         cells.append([name, *("-" if v is None else f"{v:,} ({human_bytes(v)})" for v in values)])
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]

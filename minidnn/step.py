@@ -233,7 +233,7 @@ class CompiledStep:
 
     def explain(self) -> str:
         """One line a layer: decision, stored bytes, workspace; then the totals."""
-        return explain(self.graph, self.plan, self.program)
+        return explain(self.graph, self.precision, self.plan, self.program)
 
     def settle(self) -> None:
         """Read every result that is still on its way, before the pinned slots are used for something else."""

@@ -84,6 +84,7 @@ class Job:
         return byte_table(
             ("peak", "reserved", "pinned host"),
             [(name, (row.peak_bytes, row.reserved_bytes, row.host_bytes)) for name, row in rows],
+            "one step of rank 0" if isinstance(self.step, ParallelStep) and self.step.ranks.size > 1 else "one step",
         )
 
     def decisions(self) -> list[str]:

@@ -13,7 +13,8 @@ The prediction for a strategy is the time of ``none`` at the same local batch, a
 rows run one after another, all of it. There links are measured, by ring steps of 1 KiB to 8 MiB; on GPUs the profile's count.
 
 After ``--seconds`` no point is begun; the most telling come first: ``none``, ``ring_delayed`` and PyTorch for every net, on the
-largest number of ranks. Then, as after an interruption, table and file have what there is. Exit code 3: points are missing.
+largest number of ranks. Then, as after an interruption, table and file have what there is. Exit code 3: points are missing;
+1: one has failed.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if missing:
         said = f"not finished: {len(missing)} points are missing: {', '.join(missing)}; the same command with --cache goes on"
         print(said, file=sys.stderr)
-    return code or (UNFINISHED if missing else 0)
+    failed = [row for row in rows if "failed" in row]
+    return code or (UNFINISHED if missing else int(bool(failed)))
 
 
 def parse(argv: Sequence[str] | None) -> Namespace:

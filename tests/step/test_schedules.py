@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import minidnn
+from minidnn.schedule.plan import Decision, Plan
 from tests.step import nets
 
 PLANS = {"keep": minidnn.keep, "naive": minidnn.naive}
@@ -32,3 +33,11 @@ def test_the_training_rows_are_the_golden_ones(net: str, plan: str, pytestconfig
     if text != golden:
         diff = difflib.unified_diff(golden.splitlines(), text.splitlines(), path.name, "now", n=0, lineterm="")
         pytest.fail(f"the rows differ; if that is what you meant: {UPDATE}\n" + "\n".join(diff), pytrace=False)
+
+
+def test_a_layer_that_is_overwritten_in_place_is_explained_by_the_decision_about_what_overwrites_it() -> None:
+    plan = Plan({"unit0.relu1": Decision.OFFLOAD, "unit0.add": Decision.RECOMPUTE, "unit0.relu2": Decision.RECOMPUTE})
+    text = minidnn.compile(nets.residual(), plan, nets.MOMENTUM, device=None).explain()
+    told = {line.split()[0]: line.split()[2] for line in text.splitlines() if len(line.split()) > 4}
+    assert told["unit0.bn1"] == told["unit0.relu1"] == "offload"
+    assert told["unit0.relu2"] == "recompute" and told["unit0.conv1"] == told["fc"] == "keep"
