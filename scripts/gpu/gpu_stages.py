@@ -39,7 +39,7 @@ def _host(name: str, seconds: int, *options: str) -> Stage:
 
 
 def _ring(name: str, seconds: int, *options: str) -> Stage:
-    common = ("--device", "cuda", "--precision", "bf16", "--ranks", "1", "2", "--scaling", "weak")
+    common = ("--device", "cuda", "--precision", "bf16", "--ranks", "1", "2", "--measure-seconds", "1")
     return Stage(
         name, seconds, ("scripts/reproduce/ring.py", *common, "--seconds", SECONDS, "--json", JSON, *options), RANKS
     )
@@ -67,8 +67,8 @@ STAGES = (
     Stage("costs", 120, ("scripts/measure_costs.py", "-a", "resnet50", "-b", "128", "--precision", "fp16", "--output", JSON)),
     Stage("ranks-nccl", 200, ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                               "scripts/gpu/ranks_check.py", "--json", JSON), RANKS),
-    _ring("ring", 330, "--nets", "resnet50:128", "vgg16:64", "vgg16:16", "lenet:64", "cifar_quick:128"),
+    _ring("ring", 430, "--nets", "resnet50:128", "vgg16:64", "vgg16:16", "lenet:64", "cifar_quick:128"),
     Stage("ranks-train", 240, ("scripts/gpu/ranks_train.py", "--ranks", "2", "--json", JSON), RANKS),
-    _ring("ring-capture", 200, "--nets", "resnet50:128", "cifar_quick:128", "--strategies", "ring_delayed", "all_reduce",
-          "--capture", "off", "on", "--ddp", "no"),
+    _ring("ring-capture", 150, "--scaling", "weak", "--nets", "resnet50:128", "cifar_quick:128",
+          "--strategies", "ring_delayed", "all_reduce", "--capture", "off", "on", "--ddp", "no"),
 )  # fmt: skip

@@ -6,7 +6,8 @@
 Starts ``mpiexec -n N`` by itself, groups of processes for each N, and begins again where ``--cache`` says it stopped. Weak
 scaling: every rank has the batch of one; strong: they share it. Speed-up is images a second over those of one process
 without a strategy (of ``ddp``: PyTorch's own). ``none`` is no strategy but the measure beside the others: as many processes,
-each training alone. What it loses is lost to shared memory and cores, not to communication.
+each training alone. What it loses is lost to shared memory and cores, not to communication. A step's batch lies in pinned
+memory, as PyTorch's does on the GPU; ``fed_seconds`` in the file are those of a step whose batch the host copies there first.
 
 The prediction for a strategy is the time of ``none`` at the same local batch, and what the alpha-beta model of
 ``minidnn/parallel/cost.py`` says of communication: on GPUs what does not hide behind computation, on the emulated device, whose
