@@ -30,29 +30,38 @@ class RunNumbers(NamedTuple):
     rank: int
 
 
+class SlotViews(NamedTuple):
+    """The arrays of a slot in which a run of one schedule finds what changes."""
+
+    pixels: NDArray[Any]
+    labels: NDArray[Any]
+    constants: NDArray[Any]
+    scalars: NDArray[Any]
+    counters: NDArray[Any]
+
+
 class SlotWriter:
     """Writes all that changes from run to run: it travels in one pinned slot, and no row of a schedule knows a number."""
 
     def __init__(self, graph: Graph, program: Program, optimizer: Optimizer) -> None:
         self._graph, self._program, self._optimizer = graph, program, optimizer
-        self._parts: dict[str, dict[str, Value]] = {}  # by schedule
 
-    def write(
-        self, slot: NDArray[np.uint8], name: str, x: NDArray[Any] | None, y: NDArray[Any] | None, numbers: RunNumbers
-    ) -> None:
-        """Fill a slot for a run of schedule ``name``. ``x`` and ``y`` None: left as they are."""
-        persistent = self._program.persistent
-        if name not in self._parts:
-            batch = self._program[name].batch
-            graph = self._graph if batch == self._graph.inputs[0].shape[0] else self._graph.with_batch(batch)
-            self._parts[name] = persistent.batch_values(graph, persistent.slot)
-        parts = self._parts[name]
+    def views(self, slot: NDArray[np.uint8], name: str) -> SlotViews:
+        """The places in the bytes of a slot for runs of schedule ``name``."""
+        persistent, batch = self._program.persistent, self._program[name].batch
+        graph = self._graph if batch == self._graph.inputs[0].shape[0] else self._graph.with_batch(batch)
+        parts = persistent.batch_values(graph, persistent.slot)
+        values = (parts["pixels"], parts["labels"], parts["constants"], persistent.scalars, persistent.counters)
+        return SlotViews(*(_part(slot, value) for value in values))
+
+    def write(self, views: SlotViews, x: NDArray[Any] | None, y: NDArray[Any] | None, numbers: RunNumbers) -> None:
+        """Fill a slot for a run. ``x`` and ``y`` None: left as they are."""
         if x is not None:
-            _write_pixels(_part(slot, parts["pixels"]), x)
+            _write_pixels(views.pixels, x)
         if y is not None:
-            _part(slot, parts["labels"])[...] = y
-        scalars, counters = _part(slot, persistent.scalars), _part(slot, persistent.counters)
-        _part(slot, parts["constants"])[...] = 0
+            views.labels[...] = y
+        scalars, counters = views.scalars, views.counters
+        views.constants[...] = 0
         scalars[Scalar.LR], scalars[Scalar.LOSS_WEIGHT] = numbers.lr, numbers.loss_weight
         scalars[Scalar.GRADIENT_SCALE], scalars[Scalar.FINITE] = numbers.gradient_scale, 1.0
         scalars[Scalar.BIAS1], scalars[Scalar.BIAS2] = self._optimizer.bias_corrections(numbers.update)

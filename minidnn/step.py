@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minidnn.batch_rules import BatchRules
-from minidnn.batch_slot import RunNumbers, SlotWriter
+from minidnn.batch_slot import RunNumbers, SlotViews, SlotWriter
 from minidnn.errors import UserError
 from minidnn.executor import Executor
 from minidnn.executors import make_executor
@@ -54,6 +54,7 @@ class CompiledStep:
         self._in_group = self._group_samples = 0  # micro-batches, and samples, since the last update
         self._results: list[StepResult | None] = [None, None]  # by pinned slot
         self._writer = SlotWriter(self.graph, program, self.optimizer)
+        self._slots: dict[tuple[int, str], SlotViews] = {}  # made once: steps of small nets are short
         self._executor: Executor | None = None
         self.state: ModelState | None = None
         if request.device is not None:
@@ -127,23 +128,18 @@ class CompiledStep:
         return "accumulate" if self._in_group else "accumulate_first"
 
     def _submit(
-        self,
-        name: str,
-        x: NDArray[Any] | None,
-        y: NDArray[Any] | None,
-        lr: float,
-        share: float,
-        scale: float,
-        update: int,
-    ) -> StepResult:
+        self, name: str, x: NDArray[Any] | None, y: NDArray[Any] | None, lr: float, share: float, scale: float, update: int
+    ) -> StepResult:  # fmt: skip
         """Fill the next pinned slot and queue a run of schedule ``name``. See ``RunNumbers`` for the numbers."""
         executor = self.executor
         parity = executor.slot()
         if (pending := self._results[parity]) is not None:
             pending.settle()
         persistent = self.program.persistent
-        slot = executor.slot_bytes((persistent.slot, persistent.other_slot)[parity])
-        self._writer.write(slot, name, x, y, self._numbers(lr, share, scale, update))
+        if (parity, name) not in self._slots:
+            slot = executor.slot_bytes((persistent.slot, persistent.other_slot)[parity])
+            self._slots[parity, name] = self._writer.views(slot, name)
+        self._writer.write(self._slots[parity, name], x, y, self._numbers(lr, share, scale, update))
         event = executor.run(name)
         spec = self.precision.resolve(self.graph.loss_node.output.spec)
         loss = executor.view(Value("loss", persistent.result, 0, spec, -1), slot=parity)
@@ -153,7 +149,8 @@ class CompiledStep:
     def fill_slot(self, name: str, slot: NDArray[np.uint8], x: NDArray[Any], y: NDArray[Any]) -> None:
         """Fill the bytes of a pinned slot as the next run of a schedule would."""
         share = 1.0 / len(x) if self.accumulate == 1 else 1.0 / (self.accumulate * self.batch)
-        self._writer.write(slot, name, x, y, self._numbers(self.optimizer.lr, share, 1.0, self.updates + 1))
+        numbers = self._numbers(self.optimizer.lr, share, 1.0, self.updates + 1)
+        self._writer.write(self._writer.views(slot, name), x, y, numbers)
 
     def _numbers(self, lr: float, share: float, scale: float, update: int) -> RunNumbers:
         return RunNumbers(lr, share, scale, update, step=self.steps, seed=self.seed, rank=self.rank)
@@ -245,6 +242,7 @@ class CompiledStep:
         """Give the device's memory back; close the device if it was named, not given. The step cannot run afterwards."""
         if self._executor is not None:
             self.settle()
+            self._slots.clear()
             self._executor.close()
             self._executor = None
         self.request.close_device()
