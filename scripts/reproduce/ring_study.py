@@ -138,13 +138,14 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         "speed-up",
         "predicted ",
         "efficiency",
+        "host ms",
     )
     cells = []
     for row in rows:
         first = [row.get(key) for key in ("net", "scaling", "ranks", "batch", "strategy", "capture", "graphs")]
         if "failed" in row or "missing" in row:
             said = f"failed: {row['failed']}" if "failed" in row else "missing"
-            cells.append((*first, said, *[None] * 5))
+            cells.append((*first, said, *[None] * 6))
             continue
         times = [
             None if key not in row else f"{row[key] * 1e3:.2f}" for key in ("step_seconds", "predicted_step_seconds")
@@ -152,5 +153,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         ratios = [None if key not in row else f"{row[key]:.2f}" for key in ("speed_up", "predicted_speed_up")]
         speed = f"{row['images_per_second']:,.0f}" if "images_per_second" in row else None
         efficiency = f"{row['efficiency']:.1%}" if "efficiency" in row else None
-        cells.append((*first, *times, speed, *ratios, efficiency))
+        host = f"{row['host_seconds'] * 1e3:.2f}" if "host_seconds" in row else None
+        cells.append((*first, *times, speed, *ratios, efficiency, host))
     return markdown(head, cells)

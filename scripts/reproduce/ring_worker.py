@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from idle import host_seconds
 from ring_points import Point, build
 
 import minidnn
@@ -77,7 +78,8 @@ class Resubmitted:
 
 def train(point: Point, team: Team, device: Device, settings: dict[str, Any]) -> dict[str, Any]:
     """Time training steps. ``device``: of all points, so that it plans a convolution once. ``step_seconds``: with a batch that is
-    in pinned memory; ``fed_seconds``: with one that the host copies there in every step. Raises ValueError for a loss that is
+    in pinned memory; ``fed_seconds``: with one that the host copies there in every step; ``host_seconds``: of the host, to submit
+    one to an idle GPU, which bounds the step of a small net. Raises ValueError for a loss that is
     no number."""
     alone, on_gpu = point.strategy == "none", settings["device"] != "emulated"
     graph = build(point.net, point.local if alone else point.batch)
@@ -110,6 +112,7 @@ def train(point: Point, team: Team, device: Device, settings: dict[str, Any]) ->
         for _ in range(7 if on_gpu else 3):  # ``first``, then whole cycles: kernels are loaded, then captured
             feed()
         seconds = seconds_of(repeat, everybody, settings)
+        host = {"host_seconds": max(everybody(host_seconds(repeat, device.synchronize)))} if on_gpu else {}
         resubmitted.close_cycle()
         fed = seconds_of(feed, everybody, settings)
         last = feed()
@@ -120,7 +123,7 @@ def train(point: Point, team: Team, device: Device, settings: dict[str, Any]) ->
     if not math.isfinite(loss):
         raise ValueError(f"Error: after these steps the loss is {loss}")
     found = {"step_seconds": seconds, "fed_seconds": fed, "loss": loss}
-    return {**found, "reserved_bytes": step.profile.reserved_bytes, "graphs": graphs}
+    return {**found, **host, "reserved_bytes": step.profile.reserved_bytes, "graphs": graphs}
 
 
 def links(team: Team, settings: dict[str, Any]) -> dict[str, Any]:

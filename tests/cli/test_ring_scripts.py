@@ -4,17 +4,23 @@ what means nothing."""
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import minidnn
+from minidnn.device.emulated import EmulatedDevice
 from minidnn.errors import UserError
+from minidnn.parallel.inprocess import InProcess
 from tests.cli.running import Script
 from tests.parallel.launching import MISSING, REASON, ROOT
 
@@ -223,3 +229,20 @@ def test_a_cache_of_another_precision_is_not_mixed_in(tmp_path: Path) -> None:
     assert ring.remembered(ring.parse([*args, "--precision", "bf16"])) == {"b": {}}
     with pytest.raises(UserError, match="its precision is bf16, not fp32; name another file"):
         ring.remembered(ring.parse(args))
+
+
+@pytest.mark.parametrize("strategy", ["none", "ring", "ring_delayed"])
+def test_a_point_on_a_gpu_tells_steps_with_and_without_the_copy_of_the_batch_and_its_loss(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulated device in place of a GPU: the path is the one of GPUs."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    point, worker = import_from("reproduce", "ring_points").Point, import_from("reproduce", "ring_worker")
+    team = SimpleNamespace(communicator=InProcess.group(1)[0])
+    settings = {"device": "cuda", "precision": "fp32", "steps": 3, "measure_seconds": 0.1, "repeats": 2}
+    found = worker.train(point("lenet", 4, 1, strategy, "auto"), team, EmulatedDevice(), settings)
+    assert min(found[key] for key in ("step_seconds", "fed_seconds", "host_seconds")) > 0
+    assert found["loss"] == pytest.approx(math.log(10), rel=0.2), "as at the beginning: the rate changes nothing"
+    monkeypatch.setattr(worker, "OPTIMIZER", minidnn.SGD(lr=1e30))
+    with pytest.raises(ValueError, match="after these steps the loss is nan"), np.errstate(all="ignore"):
+        worker.train(point("lenet", 4, 1, strategy, "auto"), team, EmulatedDevice(), settings)
