@@ -106,10 +106,11 @@ def _open(device: str | Device | None, precision: Precision, deterministic: bool
         return open_device(device, precision.name, deterministic)
     if isinstance(device, str) and device != "emulated":
         raise UserError(f"device={device!r} is unknown; use 'cuda:0', 'emulated', or None to plan without arrays")
-    by_name = device == "emulated" and precision.name not in ("fp32", "fp64")
-    if by_name or (isinstance(device, EmulatedDevice) and precision.compute not in ("float32", "float64")):
+    opened = EmulatedDevice() if isinstance(device, str) else device
+    on_numpy = precision.compute in ("float32", "float64") and precision.name != "tf32"  # which is of tensor cores
+    if isinstance(opened, EmulatedDevice) and not on_numpy:
         raise UserError(
             f"precision {precision.name} needs a GPU: device='cuda:0'; on the emulated device use fp32, or device=None to "
             "plan only"
         )
-    return EmulatedDevice() if isinstance(device, str) else device
+    return opened

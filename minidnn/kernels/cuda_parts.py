@@ -17,12 +17,12 @@ from minidnn.errors import UserError
 from minidnn.kernels.cuda_blocks import THREADS, flat_blocks
 from minidnn.kernels.cuda_folded import copies_bytes
 from minidnn.kernels.cuda_launch import PACK_BYTES, Access, Launcher, Sequential, Work, int64
+from minidnn.kernels.cudnn_graphs import ALIGNMENT
 from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT, PART, Convolution, Problem, part
 from minidnn.schedule.recipe import Engine
 from minidnn.spec import ITEM_BYTES, round_up
 
 MOST_CANDIDATES = 6  # engines whose workspace for all images is above the limit
-ALIGNMENT = 16  # of a part's first image, as cuDNN's graphs promise
 
 
 def part_engines(cudnn: Any, problem: Problem, limit: int | None) -> Iterator[Engine]:

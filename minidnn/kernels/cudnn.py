@@ -16,13 +16,12 @@ from typing import Any
 from minidnn.errors import UserError
 from minidnn.kernels.cuda_folded import folded_engines
 from minidnn.kernels.cuda_parts import part_engines
-from minidnn.kernels.cudnn_graphs import OperationGraphs
+from minidnn.kernels.cudnn_graphs import ALIGNMENT, OperationGraphs
 from minidnn.kernels.problem import FIRST, FOLDED, OWN, PART, Problem, Product, folded, part, split
 from minidnn.schedule.recipe import Engine
 
 Work = Callable[[], None]
 
-ALIGNMENT = 16  # of every operand, as the graphs promise
 NO_LIMIT = 1 << 40
 KNOB = "knob_"
 

@@ -23,6 +23,8 @@ from minidnn.kernels.problem import (
     result_of,
 )
 
+ALIGNMENT = 16  # of every operand, as the graphs promise
+
 
 class OperationGraphs:
     """Builds graphs with a frontend, the module ``cudnn``. Keeps none of them."""

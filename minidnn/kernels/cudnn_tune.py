@@ -152,10 +152,8 @@ class Tuner:
             for number, shape in operand_shapes(problem).items():
                 memory[number] = self._random(shape, dtype)
             pointers = {number: int(block.ptr) for number, block in memory.items()}
-            behind, wasted = (
-                -len(others),
-                0.0,
-            )  # candidates of the heuristics' order in a row that were far behind; their seconds
+            behind = -len(others)  # candidates of the heuristics' order in a row that were far behind
+            wasted = 0.0  # their seconds
             single = SingleCheck() if self._cudnn.single else None
             for engine in chain(others, offered):
                 seconds = self._timed(problem, engine, pointers, least)

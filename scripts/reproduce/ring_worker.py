@@ -79,8 +79,7 @@ class Resubmitted:
 def train(point: Point, team: Team, device: Device, settings: dict[str, Any]) -> dict[str, Any]:
     """Time training steps. ``device``: of all points, so that it plans a convolution once. ``step_seconds``: with a batch that is
     in pinned memory; ``fed_seconds``: with one that the host copies there in every step; ``host_seconds``: of the host, to submit
-    one to an idle GPU, which bounds the step of a small net. Raises ValueError for a loss that is
-    no number."""
+    one to an idle GPU, which bounds the step of a small net. Raises ValueError for a loss that is no number."""
     alone, on_gpu = point.strategy == "none", settings["device"] != "emulated"
     graph = build(point.net, point.local if alone else point.batch)
     own: dict[str, Any] = {} if alone else {"strategy": point.strategy, "communicator": team.communicator}
@@ -121,7 +120,7 @@ def train(point: Point, team: Team, device: Device, settings: dict[str, Any]) ->
     finally:
         step.close()
     if not math.isfinite(loss):
-        raise ValueError(f"Error: after these steps the loss is {loss}")
+        raise ValueError(f"after these steps the loss is {loss}")
     found = {"step_seconds": seconds, "fed_seconds": fed, "loss": loss}
     return {**found, **host, "reserved_bytes": step.profile.reserved_bytes, "graphs": graphs}
 

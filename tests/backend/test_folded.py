@@ -10,7 +10,7 @@ import pytest
 
 from minidnn.kernels.cuda_folded import MOST_CANDIDATES, copies_bytes, folded_engines, run_folded
 from minidnn.kernels.cuda_launch import Launcher
-from minidnn.kernels.problem import FILTER, FOLDED, IMAGE, OUTPUT, folded, linear_product
+from minidnn.kernels.problem import FILTER, FOLDED, IMAGE, OUTPUT, folded, linear_product, result_of
 from tests.backend import cuda_on_cpu
 from tests.backend.test_columns import compare_engines, expected, gpu_device, problem_of, view
 from tests.backend.test_convolution import CONVOLUTIONS, Convolution
@@ -45,11 +45,10 @@ class Cudnn:
         )
 
         def call() -> None:
-            view(workspace, INNER_BYTES // 4)[:] = np.nan  # the engine's own
+            view(workspace, plan.workspace_bytes // 4)[:] = np.nan  # the engine's own
             operands = {IMAGE: problem.x, FILTER: problem.weight, OUTPUT: problem.y}
-            x, weight, dy = (view(pointers[number], shape) for number, shape in operands.items())
-            result = {"forward": dy, "backward_weight": weight}[problem.direction]
-            result[...] = expected(case, problem.direction, x, weight, dy)
+            arrays = {number: view(pointers[number], shape) for number, shape in operands.items()}
+            arrays[result_of(problem)][...] = expected(case, problem.direction, *arrays.values())
 
         return call
 
@@ -66,7 +65,7 @@ def by_folding(machine: Any, case: Convolution, direction: str) -> None:
         options = dict(engine.options)
         assert engine.workspace_bytes == copies_bytes(problem, options) + INNER_BYTES
         workspace = cuda_on_cpu.Array(np.full(engine.workspace_bytes, 0xFF, np.uint8))
-        result = {"forward": OUTPUT, "backward_weight": FILTER}[direction]
+        result = result_of(problem)
         operands = {n: cuda_on_cpu.Array(a) for n, a in ((IMAGE, x), (FILTER, weight), (OUTPUT, dy))}
         operands[result].host[...] = np.nan
         pointers = {number: array.data.ptr for number, array in operands.items()}

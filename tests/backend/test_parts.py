@@ -11,9 +11,9 @@ import pytest
 from minidnn.errors import UserError
 from minidnn.kernels.cuda_launch import Launcher
 from minidnn.kernels.cuda_parts import MOST_CANDIDATES, extra_bytes, part_engines, run_parts
-from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT, PART, linear_product, part
-from tests.backend import cuda_on_cpu
-from tests.backend.test_columns import compare_engines, expected, gpu_device, problem_of, view
+from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT, PART, linear_product, part, result_of
+from tests.backend import cuda_on_cpu, test_folded
+from tests.backend.test_columns import compare_engines, expected, gpu_device, problem_of
 from tests.backend.test_convolution import Convolution
 from tests.backend.test_kernels import close
 
@@ -23,11 +23,12 @@ IMAGE_BYTES = 512  # workspace of the stand-in's engines for an image
 FILTER_BYTES = 8 * 3 * 3 * 4 * 4 + 384  # of the first case's gradient, rounded up to 512
 
 
-class Cudnn:
-    """A stand-in that convolves on host memory. ``images``: what its engines take so many times as much for."""
+class Cudnn(test_folded.Cudnn):
+    """The stand-in that convolves on host memory, with engines that take as much workspace for every image."""
 
     def __init__(self, engines: int = 1, refuses: tuple[int, ...] = ()) -> None:
-        self.engines, self.refuses = engines, refuses
+        super().__init__(engines)
+        self.refuses = refuses
 
     def candidates(self, problem: Any, limit: int | None) -> Any:
         assert limit is None
@@ -38,21 +39,6 @@ class Cudnn:
         if options["engine"] in self.refuses and PART in options:
             raise UserError("not for so few images")
         return SimpleNamespace(problem=small, workspace_bytes=IMAGE_BYTES * small.x[0])
-
-    def run(self, plan: Any, pointers: Any, workspace: int) -> Any:
-        problem = plan.problem
-        case = Convolution(
-            problem.x, problem.y[3], problem.weight[1:3], problem.stride, problem.padding, problem.dilation
-        )
-
-        def call() -> None:
-            view(workspace, plan.workspace_bytes // 4)[:] = np.nan  # the engine's own
-            operands = {IMAGE: problem.x, FILTER: problem.weight, OUTPUT: problem.y}
-            arrays = {number: view(pointers[number], shape) for number, shape in operands.items()}
-            result = arrays[{"forward": OUTPUT, "backward_data": IMAGE, "backward_weight": FILTER}[problem.direction]]
-            result[...] = expected(case, problem.direction, arrays[IMAGE], arrays[FILTER], arrays[OUTPUT])
-
-        return call
 
 
 def by_parts(machine: Any, case: Convolution, direction: str) -> None:
@@ -67,7 +53,7 @@ def by_parts(machine: Any, case: Convolution, direction: str) -> None:
     assert options[PART] == 2 and engine.workspace_bytes == room
     workspace = cuda_on_cpu.Array(np.full(engine.workspace_bytes, 0xFF, np.uint8))
     operands = {n: cuda_on_cpu.Array(a) for n, a in ((IMAGE, x), (FILTER, weight), (OUTPUT, dy))}
-    result = {"forward": OUTPUT, "backward_data": IMAGE, "backward_weight": FILTER}[direction]
+    result = result_of(problem)
     operands[result].host[...] = np.nan
     run_parts(on, problem, options, {n: a.data.ptr for n, a in operands.items()}, workspace.data.ptr)()
     close(operands[result].host, expected(case, direction, x, weight, dy), np.float32, 4.0)
