@@ -12,10 +12,11 @@ from typing import Any
 from minidnn.errors import UserError
 from minidnn.kernels.base import Array, Pair
 from minidnn.kernels.cuda_blocks import SCRATCH_BYTES, THREADS
-from minidnn.kernels.cuda_folded import run_folded
+from minidnn.kernels.cuda_folded import copies_bytes, run_folded
 from minidnn.kernels.cuda_launch import SINGLE, Launcher, Sequential, Work, int32, int64, structure
-from minidnn.kernels.cuda_parts import extra_bytes, run_parts
+from minidnn.kernels.cuda_parts import run_parts, sum_bytes
 from minidnn.kernels.cuda_pointwise import bias_add, relu_forward
+from minidnn.kernels.cuda_turned import filter_bytes, run_turned
 from minidnn.kernels.problem import (
     BIAS,
     BLAS_ENGINE,
@@ -30,6 +31,7 @@ from minidnn.kernels.problem import (
     PRODUCT,
     RIGHT,
     SPLIT,
+    TURNED,
     Convolution,
     Problem,
     Product,
@@ -127,21 +129,30 @@ def _by_library(
     return bind_engine(on, problem, options, {number: array.data.ptr for number, array in arrays.items()}, workspace)
 
 
+def extra_bytes(problem: Problem, options: Mapping[str, int]) -> int:
+    """Workspace that an engine takes besides cuDNN's own: of folded copies, a turned filter or a part's gradient; as a rule 0."""
+    if isinstance(problem, Product) or TURNED in options:
+        return 0 if isinstance(problem, Product) else filter_bytes(problem)
+    return sum_bytes(problem) if PART in options else copies_bytes(problem, options)
+
+
 def bind_engine(
     on: Launcher, problem: Problem, options: Mapping[str, int], pointers: Mapping[int, int], workspace: int
 ) -> Work:
     """Bind an engine of cuDNN or cuBLAS to addresses."""
     if options["engine"] == BLAS_ENGINE:
         work: Work = on.cudnn.blas.run(on, problem, options, pointers, workspace)
-    elif FOLDED in options:
-        assert isinstance(problem, Convolution)
-        work = run_folded(on, problem, options, pointers, workspace)
-    elif PART in options:
-        assert isinstance(problem, Convolution)
-        work = run_parts(on, problem, options, pointers, workspace)
-    else:
-        work = on.cudnn.run(on.cudnn.plan(problem, options), pointers, workspace)
-    return work
+        return work
+    plan = on.cudnn.plan(problem, options)
+    if isinstance(problem, Convolution):
+        if FOLDED in options:
+            return run_folded(on, problem, plan, options[FOLDED], pointers, workspace)
+        if TURNED in options:
+            return run_turned(on, problem, plan, options.get(PART), pointers, workspace)
+        if PART in options:
+            return run_parts(on, problem, plan, options[PART], pointers, workspace)
+    bound: Work = on.cudnn.run(plan, pointers, workspace)
+    return bound
 
 
 def _own_convolution(

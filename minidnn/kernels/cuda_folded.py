@@ -56,13 +56,16 @@ def copies_bytes(problem: Problem, options: Mapping[str, int]) -> int:
 
 
 def run_folded(
-    on: Launcher, problem: Convolution, options: Mapping[str, int], pointers: Mapping[int, int], workspace: int
+    on: Launcher, problem: Convolution, plan: Any, wide: int, pointers: Mapping[int, int], workspace: int
 ) -> Work:
-    """Bind one of ``folded_engines`` to addresses. The workspace holds the image, the filter, then what is cuDNN's."""
-    wide, at = options[FOLDED], dict(pointers)
+    """Bind the plan of one of ``folded_engines``, of so many channels, to addresses.
+
+    The workspace holds the image, the filter, then what is cuDNN's.
+    """
+    at = dict(pointers)
     image_bytes, _ = _parts(problem, wide)
     at[IMAGE], at[FILTER] = workspace, workspace + image_bytes
-    convolution = on.cudnn.run(on.cudnn.plan(problem, options), at, workspace + _copy_bytes(problem, wide))
+    convolution = on.cudnn.run(plan, at, workspace + _copy_bytes(problem, wide))
     image = _fold(on, problem, wide, at[IMAGE], pointers[IMAGE])
     taps = problem.weight[2] * problem.weight[3]
     if problem.direction == "backward_weight":

@@ -15,7 +15,6 @@ from typing import Any
 
 from minidnn.errors import UserError
 from minidnn.kernels.cuda_blocks import THREADS, flat_blocks
-from minidnn.kernels.cuda_folded import copies_bytes
 from minidnn.kernels.cuda_launch import PACK_BYTES, Access, Launcher, Sequential, Work, int64
 from minidnn.kernels.cudnn_graphs import ALIGNMENT
 from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT, PART, Convolution, Problem, part
@@ -25,20 +24,25 @@ from minidnn.spec import ITEM_BYTES, round_up
 MOST_CANDIDATES = 6  # engines whose workspace for all images is above the limit
 
 
-def part_engines(cudnn: Any, problem: Problem, limit: int | None) -> Iterator[Engine]:
-    """The engines of a ``Cudnn`` that a limit bars, each on as many images as it has workspace for, the likeliest first."""
-    if not isinstance(problem, Convolution) or limit is None:
+def part_engines(cudnn: Any, problem: Problem, limit: int | None, whole: bool = False) -> Iterator[Engine]:
+    """The engines of a ``Cudnn`` that a limit bars, each on as many images as it has workspace for, the likeliest first.
+
+    ``whole``: among them also those that have room for all images, as they are.
+    """
+    if not isinstance(problem, Convolution) or (limit is None and not whole):
         return
     barred = 0
     for options in cudnn.candidates(problem, None):
         with contextlib.suppress(UserError):  # a knob that this frontend cannot name, or that a part does not take
-            whole = cudnn.plan(problem, dict(options)).workspace_bytes
-            if whole <= limit:
+            needed = cudnn.plan(problem, dict(options)).workspace_bytes
+            if limit is None or needed <= limit:
+                if whole:
+                    yield Engine("cudnn", needed, options)
                 continue
             barred += 1
-            for images in _sizes(problem, limit / whole):
+            for images in _sizes(problem, limit / needed):
                 named = tuple(sorted({**dict(options), PART: images}.items()))
-                nbytes = cudnn.plan(problem, dict(named)).workspace_bytes + _sum_bytes(problem)
+                nbytes = cudnn.plan(problem, dict(named)).workspace_bytes + sum_bytes(problem)
                 if nbytes <= limit:
                     yield Engine("cudnn, in parts", nbytes, named)
                     break
@@ -46,20 +50,14 @@ def part_engines(cudnn: Any, problem: Problem, limit: int | None) -> Iterator[En
             return
 
 
-def extra_bytes(problem: Problem, options: Mapping[str, int]) -> int:
-    """Workspace that an engine takes besides cuDNN's own: that of folded copies, or of a part's gradient; 0 as a rule."""
-    if PART not in options:
-        return copies_bytes(problem, options)
-    assert isinstance(problem, Convolution)
-    return _sum_bytes(problem)
-
-
 def run_parts(
-    on: Launcher, problem: Convolution, options: Mapping[str, int], pointers: Mapping[int, int], workspace: int
+    on: Launcher, problem: Convolution, plan: Any, images: int, pointers: Mapping[int, int], workspace: int
 ) -> Work:
-    """Bind one of ``part_engines`` to addresses. The workspace holds the gradient of a part, then what is cuDNN's."""
-    images, plan = options[PART], on.cudnn.plan(problem, options)
-    small, first = part(problem, images), workspace + _sum_bytes(problem)
+    """Bind the plan of one of ``part_engines``, for so many images, to addresses.
+
+    The workspace holds the gradient of a part, then what is cuDNN's.
+    """
+    small, first = part(problem, images), workspace + sum_bytes(problem)
     works: list[Work] = []
     for number in range(problem.x[0] // images):
         at = dict(pointers)
@@ -88,7 +86,8 @@ def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
     return math.prod(shape) * ITEM_BYTES[dtype]
 
 
-def _sum_bytes(problem: Convolution) -> int:
+def sum_bytes(problem: Convolution) -> int:
+    """Workspace that the gradient of a part takes, besides cuDNN's own; 0 where there is nothing to add."""
     return round_up(_nbytes(problem.weight, problem.dtype)) if problem.direction == "backward_weight" else 0
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from minidnn.errors import UserError
 from minidnn.kernels.cuda_folded import folded_engines
 from minidnn.kernels.cuda_parts import part_engines
+from minidnn.kernels.cuda_turned import turned_engines
 from minidnn.kernels.cudnn_graphs import ALIGNMENT, OperationGraphs
-from minidnn.kernels.problem import FIRST, FOLDED, OWN, PART, Problem, Product, folded, part, split
+from minidnn.kernels.problem import FIRST, OWN, Problem, Product, asked, split
 from minidnn.schedule.recipe import Engine
 
 Work = Callable[[], None]
@@ -71,7 +72,8 @@ class Cudnn:
         self._refuse = refuse
         self.single = precision == "fp32"
         self.blas: Any = None  # a ``cuda_columns.BlasEngines``, where there is cuBLAS
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, Plan] = {}  # by what cuDNN is asked
+        self._kept: set[Any] = set()
         self._choices: dict[tuple[Problem, int | None], Engine] = {}
         self.handle: int = cudnn.create_handle()
         cudnn.set_stream(handle=self.handle, stream=stream)
@@ -156,13 +158,15 @@ class Cudnn:
                 yield Engine("cudnn", plan.workspace_bytes, options)
 
     def others(self, problem: Problem, workspace_limit: int | None) -> Iterator[Engine]:
-        """The engines of cuBLAS, and cuDNN's own otherwise: on folded operands, which need tensor cores to pay, and in true fp32
-        on parts of the batch, because the fast ones take more workspace there than a whole net."""
+        """The engines of cuBLAS, and cuDNN's own otherwise: on folded operands, which need tensor cores to pay; in true fp32 on
+        parts of the batch, because the fast ones take more workspace there than a whole net, and turned, because the fast ones
+        are for the other direction."""
         if self.refuses(problem):
             return
         if self.blas is not None:
             yield from self.blas.engines(problem, workspace_limit)
-        yield from (part_engines if self.single else folded_engines)(self, problem, workspace_limit)
+        for kind in (part_engines, turned_engines) if self.single else (folded_engines,):
+            yield from kind(self, problem, workspace_limit)
 
     def candidates(self, problem: Problem, workspace_limit: int | None) -> Iterator[tuple[tuple[str, int], ...]]:
         """Engines with their knobs, as options of a recipe's ``Engine``, best first by cuDNN's heuristics. Each one builds,
@@ -181,14 +185,14 @@ class Cudnn:
                 yield options
 
     def plan(self, problem: Problem, options: Mapping[str, int]) -> Plan:
-        """Build the plan of an engine and its knobs, folded or for a part of the images where they say so.
+        """Build the plan of an engine and its knobs, folded, turned or for a part of the images where they say so.
 
         Raises UserError if this cuDNN, on this GPU, has no such engine.
         """
-        key = (problem, tuple(sorted(options.items())))
+        key = asked(problem, options)
         if key not in self._plans:
             try:
-                self._plans[key] = self._built(problem, options)
+                self._plans[key] = self._built(key[0], dict(key[1]))
             except self._refusals as error:
                 raise UserError(
                     f"cuDNN {self._cudnn.backend_version()} on this GPU cannot build engine {dict(options)} for {problem}: "
@@ -197,10 +201,6 @@ class Cudnn:
         return self._plans[key]
 
     def _built(self, problem: Problem, options: Mapping[str, int]) -> Plan:
-        if FOLDED in options:
-            problem = folded(problem, options[FOLDED])
-        elif PART in options:
-            problem = part(problem, options[PART])
         graph, number = self._graphs.build(problem, self.handle), 0
         if options["engine"] == FIRST:
             number = next(self._buildable(graph, options["limit"]), -1)
@@ -213,11 +213,11 @@ class Cudnn:
             graph.build_plan_at_index(0)
         return Plan(graph, int(graph.get_workspace_size_plan_at_index(number)))
 
-    def keep_only(self, problem: Problem, engine: Engine) -> None:
-        """Drop the plans of all other engines of a problem."""
-        self._plans = {
-            key: plan for key, plan in self._plans.items() if key[0] != problem or key[1] == tuple(engine.options)
-        }
+    def keep(self, problem: Problem, engine: Engine) -> None:
+        """Drop all plans but this engine's and those kept before. A plan that is wanted again is built again."""
+        if engine.name.startswith("cudnn"):
+            self._kept.add(asked(problem, dict(engine.options)))
+        self._plans = {key: plan for key, plan in self._plans.items() if key in self._kept}
 
     def run(self, plan: Plan, pointers: Mapping[int, int], workspace: int) -> Work:
         """Bind a plan to addresses."""

@@ -22,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minidnn.errors import UserError
-from minidnn.kernels.cuda_conv import bind_engine
+from minidnn.kernels.cuda_conv import bind_engine, extra_bytes
 from minidnn.kernels.cuda_launch import Launcher
-from minidnn.kernels.cuda_parts import extra_bytes
 from minidnn.kernels.cudnn import Cudnn
 from minidnn.kernels.problem import OWN, SPLIT, Convolution, Problem, Product, operand_shapes, result_of, split
 from minidnn.schedule.recipe import Engine
 
-SEARCH = 3
+SEARCH = 4
 """Number of these rules: what was found by others is not taken from the cache."""
 MOST_CANDIDATES = 16
 TIMED_RUNS = 5
@@ -121,7 +120,7 @@ class Tuner:
             elif engine == OWN and isinstance(problem, Convolution) and problem.direction == "forward_relu":
                 engine = split(self.fastest(problem._replace(direction="forward"), workspace_limit, dtype))
             else:
-                self._cudnn.keep_only(problem, engine)
+                self._cudnn.keep(problem, engine)
             self._found[key] = engine
             if self._cache is not None:
                 self._cache.put(name, engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from minidnn.kernels.base import Pair
@@ -17,6 +18,7 @@ option "limit"; cuBLAS."""
 OWN = Engine("direct", 0, (("engine", OWN_ENGINE),))  # our own kernel: slower, without workspace, and never refused
 SPLIT = "split"  # option of a forward_relu engine: convolution, bias and ReLU are three kernels
 FOLDED = "folded"  # option of cuDNN's engines: the window's columns are so many channels, those added being zero
+TURNED = "turned"  # option of cuDNN's engines: a forward convolution is computed as the gradient of another one's image
 PART = "part"  # option of cuDNN's engines: a call takes so many images, and there are as many calls as it needs
 
 
@@ -89,10 +91,40 @@ def folded(problem: Problem, channels: int) -> Convolution:
     )
 
 
+def turned(problem: Problem) -> Convolution:
+    """The direction "backward_data" of a convolution that is a forward convolution of stride one.
+
+    Its image is the output here, and its filter the one here turned by half a circle, with inputs and outputs exchanged.
+    """
+    assert isinstance(problem, Convolution) and problem.direction == "forward" and problem.stride == (1, 1)
+    outputs, height, width, inputs = problem.weight
+    (pad_h, pad_w), (dilation_h, dilation_w) = problem.padding, problem.dilation
+    return problem._replace(
+        direction="backward_data",
+        x=problem.y,
+        y=problem.x,
+        weight=(inputs, height, width, outputs),
+        padding=(dilation_h * (height - 1) - pad_h, dilation_w * (width - 1) - pad_w),
+    )
+
+
 def part(problem: Problem, images: int) -> Convolution:
     """A convolution of the first images alone."""
     assert isinstance(problem, Convolution)
     return problem._replace(x=(images, *problem.x[1:]), y=(images, *problem.y[1:]))
+
+
+def asked(problem: Problem, options: Mapping[str, int]) -> tuple[Problem, tuple[tuple[str, int], ...]]:
+    """What cuDNN itself is asked where an engine's options fold, turn or part a problem, and the options that are cuDNN's."""
+    if FOLDED in options:
+        problem = folded(problem, options[FOLDED])
+    if TURNED in options:
+        problem = turned(problem)
+    if PART in options:
+        problem = part(problem, options[PART])
+    return problem, tuple(
+        sorted((name, value) for name, value in options.items() if name not in (FOLDED, TURNED, PART))
+    )
 
 
 def result_of(problem: Problem) -> int:

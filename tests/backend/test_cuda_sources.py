@@ -18,7 +18,7 @@ import tests.backend.reference as ref
 from minidnn.kernels import cuda_blocks, cuda_columns, cuda_kernels, cuda_launch, cuda_optim
 from minidnn.kernels.cublas import Cublas
 from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT
-from tests.backend import cuda_on_cpu, test_columns, test_convolution, test_folded, test_parts
+from tests.backend import cuda_on_cpu, test_columns, test_convolution, test_folded, test_parts, test_turned
 from tests.backend.cases import Case, Maker
 from tests.backend.cuda_cases import EXTRA, HalfMaker, halved, made
 from tests.backend.test_convolution import CONVOLUTIONS, DIRECTIONS, Convolution
@@ -215,6 +215,12 @@ def test_parts_of_a_batch_are_the_same_convolution(machine: Any, direction: str)
         test_parts.by_parts(machine, case, direction)
 
 
+def test_a_turned_filter_makes_the_same_convolution_of_the_other_direction(machine: Any) -> None:
+    for case in test_turned.CASES:
+        for images in (None, 2):
+            test_turned.by_turning(machine, case, images)
+
+
 def test_the_mean_of_large_values_keeps_its_digits(machine: Any) -> None:
     x = (np.random.default_rng(0).standard_normal((1, 100, 100, 16), np.float32) + 1000).astype(np.float32)
     mean, rstd = (cuda_on_cpu.Array(np.empty(16, np.float32)) for _ in range(2))
@@ -267,5 +273,6 @@ def test_no_kernel_of_the_sources_is_left_out(machine: Any) -> None:
         by_columns(machine, PACKED, direction)
     for direction in test_folded.SIDES:
         test_folded.by_folding(machine, test_folded.FEW[0], direction)
+    test_turned.by_turning(machine, test_turned.CASES[0], None)
     names = [path.stem for path in cuda_launch.SOURCES.glob("*.cu")]
     assert {(name, kernel) for name in names for kernel in cuda_on_cpu.kernels(name)} == machine.library.launched

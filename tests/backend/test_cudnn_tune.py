@@ -74,7 +74,7 @@ class FakeEngines:
     def select(self, problem, limit):
         return OWN
 
-    def keep_only(self, problem, chosen):
+    def keep(self, problem, chosen):
         self.kept.append(chosen)
 
     def versions(self):

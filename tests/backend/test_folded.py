@@ -10,7 +10,7 @@ import pytest
 
 from minidnn.kernels.cuda_folded import MOST_CANDIDATES, copies_bytes, folded_engines, run_folded
 from minidnn.kernels.cuda_launch import Launcher
-from minidnn.kernels.problem import FILTER, FOLDED, IMAGE, OUTPUT, folded, linear_product, result_of
+from minidnn.kernels.problem import FILTER, FOLDED, IMAGE, OUTPUT, asked, linear_product, result_of
 from tests.backend import cuda_on_cpu
 from tests.backend.test_columns import compare_engines, expected, gpu_device, problem_of, view
 from tests.backend.test_convolution import CONVOLUTIONS, Convolution
@@ -35,8 +35,7 @@ class Cudnn:
         return ((("engine", number), ("knob_TILE", 2)) for number in range(self.engines))
 
     def plan(self, problem: Any, options: Any) -> Any:
-        wide = folded(problem, options[FOLDED])
-        return SimpleNamespace(problem=wide, workspace_bytes=self.nbytes)
+        return SimpleNamespace(problem=asked(problem, options)[0], workspace_bytes=self.nbytes)
 
     def run(self, plan: Any, pointers: Any, workspace: int) -> Any:
         problem = plan.problem
@@ -69,7 +68,7 @@ def by_folding(machine: Any, case: Convolution, direction: str) -> None:
         operands = {n: cuda_on_cpu.Array(a) for n, a in ((IMAGE, x), (FILTER, weight), (OUTPUT, dy))}
         operands[result].host[...] = np.nan
         pointers = {number: array.data.ptr for number, array in operands.items()}
-        run_folded(on, problem, options, pointers, workspace.data.ptr)()
+        run_folded(on, problem, cudnn.plan(problem, options), options[FOLDED], pointers, workspace.data.ptr)()
         close(operands[result].host, expected(case, direction, x, weight, dy), np.float32, 4.0)
         for array in (*operands.values(), workspace):
             array.check()

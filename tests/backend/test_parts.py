@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from minidnn.errors import UserError
+from minidnn.kernels.cuda_conv import bind_engine, extra_bytes
 from minidnn.kernels.cuda_launch import Launcher
-from minidnn.kernels.cuda_parts import MOST_CANDIDATES, extra_bytes, part_engines, run_parts
-from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT, PART, linear_product, part, result_of
+from minidnn.kernels.cuda_parts import MOST_CANDIDATES, part_engines
+from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT, PART, asked, linear_product, result_of
 from tests.backend import cuda_on_cpu, test_folded
 from tests.backend.test_columns import compare_engines, expected, gpu_device, problem_of
 from tests.backend.test_convolution import Convolution
@@ -35,7 +36,7 @@ class Cudnn(test_folded.Cudnn):
         return ((("engine", number), ("knob_TILE", 2)) for number in range(self.engines))
 
     def plan(self, problem: Any, options: Any) -> Any:
-        small = part(problem, options.get(PART, problem.x[0]))
+        small, _ = asked(problem, options)
         if options["engine"] in self.refuses and PART in options:
             raise UserError("not for so few images")
         return SimpleNamespace(problem=small, workspace_bytes=IMAGE_BYTES * small.x[0])
@@ -55,7 +56,7 @@ def by_parts(machine: Any, case: Convolution, direction: str) -> None:
     operands = {n: cuda_on_cpu.Array(a) for n, a in ((IMAGE, x), (FILTER, weight), (OUTPUT, dy))}
     result = result_of(problem)
     operands[result].host[...] = np.nan
-    run_parts(on, problem, options, {n: a.data.ptr for n, a in operands.items()}, workspace.data.ptr)()
+    bind_engine(on, problem, options, {n: a.data.ptr for n, a in operands.items()}, workspace.data.ptr)()
     close(operands[result].host, expected(case, direction, x, weight, dy), np.float32, 4.0)
     for array in (*operands.values(), workspace):
         array.check()
@@ -89,6 +90,13 @@ def test_what_does_not_go_by_parts() -> None:
     odd = problem_of(Convolution((8, 3, 3, 3), 4, (3, 3)), "forward")
     assert [dict(e.options)[PART] for e in part_engines(Cudnn(), odd, limit)] == [4]
     assert not list(part_engines(Cudnn(), odd, 2 * IMAGE_BYTES)), "the third image would begin between 16 bytes"
+
+
+def test_engines_with_room_for_all_images_come_as_they_are_where_they_are_asked_for() -> None:
+    problem = problem_of(CASES[0], "forward")
+    for limit, images in ((None, None), (8 * IMAGE_BYTES, None), (8 * IMAGE_BYTES - 1, 4)):
+        (engine,) = part_engines(Cudnn(), problem, limit, whole=True)
+        assert dict(engine.options).get(PART) == images and engine.workspace_bytes == (images or 8) * IMAGE_BYTES
 
 
 def test_some_engines_are_tried_and_those_that_refuse_a_part_are_left_out() -> None:
