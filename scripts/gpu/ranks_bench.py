@@ -72,8 +72,9 @@ class Bench:
         return Staged(communicator, device) if self._share and self._index is not None else communicator
 
     def train(
-        self, strategy: str, precision: str = "fp32", capture: str = "off", emulated: bool = False, norm: bool = False
-    ) -> list[dict[str, Any]]:
+        self, strategy: str, precision: str = "fp32", capture: str = "off", emulated: bool = False, norm: bool = False,
+        steps: int = STEPS,
+    ) -> list[dict[str, Any]]:  # fmt: skip
         """What every rank ends with: state, checksum of its weights after every step, losses, seconds."""
 
         def work(communicator: Communicator) -> dict[str, Any]:
@@ -84,14 +85,31 @@ class Bench:
                 communicator=self.communicator(communicator, device),
             )  # fmt: skip
             assert isinstance(step, ParallelStep)
-            return self.trained(step)
+            return self.trained(step, steps)
 
         return run_ranks(self.ranks, work, PATIENCE) if emulated else self.every(work)
 
-    def trained(self, step: CompiledStep) -> dict[str, Any]:
+    def gradients(self, precision: str) -> dict[str, Any]:
+        """What the normed net's momentum is after one step, by no strategy: every rank's share trained for itself, and the mean
+        of what it finds."""
+
+        def work(communicator: Communicator) -> dict[str, Any]:
+            device, first = self.open(precision, communicator.rank), SHARE * communicator.rank
+            step = minidnn.compile(net(1, norm=True), optimizer=OPTIMIZER, device=device, precision=precision, capture="off")
+            step.run(*(array[first : first + SHARE] for array in batch(self.normed, 0)), lr=0.02)
+            state = step.optimizer_state_dict()
+            step.close()
+            device.close()
+            return state
+
+        found = self.every(work)
+        names = [name for name in found[0] if ".momentum." in name]
+        return {name: np.mean([np.asarray(state[name], np.float64) for state in found], 0) for name in names}
+
+    def trained(self, step: CompiledStep, steps: int = STEPS) -> dict[str, Any]:
         """Train a step, and close it and its device."""
         sums, losses, device, begin = [], [], step.executor.device, time.perf_counter()
-        for number in range(STEPS):
+        for number in range(steps):
             losses.append(step.run(*batch(self.graph, number), lr=0.02 / (1 + number)).loss)
             device.synchronize()
             lines = step.program.persistent.lines
@@ -112,7 +130,7 @@ class Bench:
 
 def momentum_distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     """Relative distance of all momentum of weights, or of that of biases and scales, whichever is larger: of gradients, that is,
-    and not of weights, which five steps hardly move."""
+    and not of weights, which a step hardly moves."""
     found = []
     for matrices in (True, False):
         names = [n for n, a in other.items() if ".momentum." in n and (np.ndim(a) > 1) == matrices]

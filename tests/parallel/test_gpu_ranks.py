@@ -241,17 +241,17 @@ def test_the_check_for_gpus_tries_every_call_of_nccl(fake, monkeypatch):
     assert found["passed"] and len(found["errors"]) == 5
 
 
-def test_the_check_of_16_bit_compares_gradients_with_those_of_fp32(monkeypatch):
-    """With types that NumPy computes in, and then with a rank's own gradients in place of the sum."""
+def test_the_check_of_16_bit_compares_gradients_with_the_mean_of_all_shares(monkeypatch):
+    """With types that NumPy computes in, and then with other gradients of scales and biases."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "gpu"))
     check = importlib.import_module("ranks_check")
     monkeypatch.setitem(PRECISIONS, "bf16", Precision("bf16", "float32", "float64", master=True))
     bench, trained = check.Bench(2, functools.partial(run_ranks, 2), None, False), {}
-    found = check.check_half(bench, "all_reduce:steps", "bf16", trained)
-    assert found["passed"] and found["to_fp32"] < 1e-5
-    state = trained["all_reduce norm"]
-    state |= {name: array * 1.2 for name, array in state.items() if ".momentum." in name and array.ndim == 1}
-    assert not check.check_half(bench, "all_reduce:steps", "bf16", trained)["passed"]
+    found = check.check_precision(bench, "all_reduce:steps", "bf16", trained)
+    assert found["passed"] and found["to_shares"] < 1e-6
+    shares = trained["bf16 shares"]
+    shares |= {name: array * 1.02 for name, array in shares.items() if array.ndim == 1}
+    assert not check.check_precision(bench, "all_reduce:steps", "bf16", trained)["passed"]
 
 
 # -- who takes which GPU ----------------------------------------------------------------------------------------------
