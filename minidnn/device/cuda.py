@@ -21,7 +21,8 @@ from minidnn.kernels.cublas import open_cublas
 from minidnn.kernels.cuda_blocks import SCRATCH_BYTES
 from minidnn.kernels.cuda_columns import BlasEngines
 from minidnn.kernels.cuda_launch import WITHOUT_SCRATCH, Launcher, Library
-from minidnn.kernels.cudnn_tune import EngineCache, Tuner, cache_folder
+from minidnn.kernels.cudnn_tune import Tuner
+from minidnn.kernels.engine_cache import EngineCache, cache_folder
 from minidnn.kernels.problem import Problem, own
 from minidnn.schedule.instruction import COMM, COMPUTE
 from minidnn.schedule.recipe import Engine

@@ -7,15 +7,10 @@ problem and one engine.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
-import re
 import statistics
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +20,7 @@ from minidnn.errors import UserError
 from minidnn.kernels.cuda_conv import bind_engine, extra_bytes
 from minidnn.kernels.cuda_launch import Launcher
 from minidnn.kernels.cudnn import Cudnn
+from minidnn.kernels.engine_cache import EngineCache
 from minidnn.kernels.problem import OWN, SPLIT, Convolution, Problem, Product, operand_shapes, result_of, split
 from minidnn.schedule.recipe import Engine
 
@@ -41,42 +37,6 @@ PATIENCE_SECONDS = 0.5
 SINGLE_ERROR = 1e-4  # ten times what sums in another order cost, a third of what rounding to TF32 does
 LOADING_SECONDS = 0.1  # that a first run may take for its modules
 BLOCK_ELEMENTS = 1 << 18
-
-
-class EngineCache:
-    """Engines measured before, in a JSON file for one GPU, cuDNN and frontend: ``folder/<what>.json``.
-
-    A file that cannot be read or written only costs the measuring. It never holds more than engines and their bytes.
-    """
-
-    def __init__(self, folder: Path, what: str) -> None:
-        self._path = folder / f"{re.sub(r'[^A-Za-z0-9.]+', '-', what)}.json"
-        self._found: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
-            data = json.loads(self._path.read_text(encoding="utf-8"))
-            self._found = data if isinstance(data, dict) else {}
-
-    def get(self, key: str) -> Engine | None:
-        """The engine of a problem, if it was measured before."""
-        try:
-            name, nbytes, options = self._found[key]
-            return Engine(str(name), int(nbytes), tuple(sorted((str(k), int(v)) for k, v in options.items())))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return None
-
-    def put(self, key: str, engine: Engine) -> None:
-        """Remember an engine, in the file as well: whole or not at all."""
-        self._found[key] = [engine.name, engine.workspace_bytes, dict(engine.options)]
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            temporary.write_text(json.dumps(self._found, indent=1), encoding="utf-8")
-            os.replace(temporary, self._path)
-
-
-def cache_folder() -> Path:
-    """Where engines are remembered: ``minidnn`` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minidnn"
 
 
 class SingleCheck:

@@ -95,7 +95,9 @@ class Bench:
 
         def work(communicator: Communicator) -> dict[str, Any]:
             device, first = self.open(precision, communicator.rank), SHARE * communicator.rank
-            step = minidnn.compile(net(1, norm=True), optimizer=OPTIMIZER, device=device, precision=precision, capture="off")
+            step = minidnn.compile(
+                net(1, norm=True), optimizer=OPTIMIZER, device=device, precision=precision, capture="off"
+            )
             step.run(*(array[first : first + SHARE] for array in batch(self.normed, 0)), lr=0.02)
             state = step.optimizer_state_dict()
             step.close()

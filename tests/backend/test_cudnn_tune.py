@@ -12,6 +12,7 @@ import tests.backend.fake_cuda as fake_cuda
 from minidnn.device.cuda import CudaDevice
 from minidnn.errors import UserError
 from minidnn.kernels import cudnn_tune
+from minidnn.kernels.engine_cache import EngineCache
 from minidnn.kernels.problem import BLAS_ENGINE, OWN, Convolution, linear_product, operand_shapes
 from minidnn.schedule.instruction import COMPUTE
 from minidnn.schedule.recipe import Engine
@@ -197,26 +198,35 @@ def test_measured_engines_are_remembered_for_one_gpu_and_library(tmp_path):
         def offered(self, problem, limit):
             raise AssertionError("measured again")
 
-    cache = cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 91900")
+    cache = EngineCache(tmp_path, "NVIDIA H200 91900")
     tuner = cudnn_tune.Tuner(None, SimpleNamespace(cudnn=Library()), None, cache)
     known = f"{tuple(problem)} None {Library.restrictions}"
     name = f"{cudnn_tune.SEARCH} {known}"
     cache.put(name, engine)
-    again = cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 91900")
+    again = EngineCache(tmp_path, "NVIDIA H200 91900")
     assert cudnn_tune.Tuner(None, SimpleNamespace(cudnn=Library()), None, again).fastest(problem, None, None) == engine
     assert tuner.fastest(problem, None, None) == engine
     other = Library()
     other.workspace_bytes = 128  # the library has changed: what was measured does not count
     assert cudnn_tune.Tuner(None, SimpleNamespace(cudnn=other), None, again)._known(name, problem) is None
-    older = cudnn_tune.EngineCache(tmp_path / "older", "NVIDIA H200 91900")
+    older = EngineCache(tmp_path / "older", "NVIDIA H200 91900")
     older.put(f"{cudnn_tune.SEARCH - 1} {known}", engine)
     with pytest.raises(AssertionError, match="measured again"):
         cudnn_tune.Tuner(None, SimpleNamespace(cudnn=Library()), None, older).fastest(problem, None, None)
-    elsewhere = cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 92000")
+    elsewhere = EngineCache(tmp_path, "NVIDIA H200 92000")
     assert cudnn_tune.Tuner(None, SimpleNamespace(cudnn=Library()), None, elsewhere)._known(name, problem) is None
     (file,) = tmp_path.glob("*.json")
     file.write_text("[1, 2")
-    assert cudnn_tune.EngineCache(tmp_path, "NVIDIA H200 91900").get("any") is None
+    assert EngineCache(tmp_path, "NVIDIA H200 91900").get("any") is None
+
+
+def test_processes_that_measure_at_the_same_time_keep_what_the_others_found(tmp_path):
+    one, other = (EngineCache(tmp_path, "NVIDIA H200") for _ in range(2))
+    for number, cache in enumerate((one, other, one)):
+        cache.put(f"problem {number}", Engine("cudnn", number, (("engine", number),)))
+    assert one.get("problem 1") == Engine("cudnn", 1, (("engine", 1),)), "read when the file was written again"
+    later = EngineCache(tmp_path, "NVIDIA H200")
+    assert [later.get(f"problem {number}").workspace_bytes for number in range(3)] == [0, 1, 2]
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
