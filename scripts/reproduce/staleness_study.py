@@ -26,10 +26,15 @@ class Study(NamedTuple):
         return [Setting(net, momentum, delay, rate, 0) for rate in self.rates[net]]
 
     def best(self, results: Results, net: str, momentum: str, delay: int) -> float | None:
-        """The rate at which the sweep did best; None if not all of it is there."""
-        found = [(setting.rate, results.get(setting)) for setting in self.sweep(net, momentum, delay)]
-        known = [(rate, last(result)) for rate, result in found if result is not None]
-        return max(known, key=lambda pair: pair[1])[0] if len(known) == len(found) else None
+        """The rate at which the sweep did best, of those at which no seed is known to diverge; None if not all of it is there."""
+
+        def steady(setting: Setting) -> bool:
+            made = (results.get(setting._replace(seed=seed)) for seed in range(self.seeds))
+            return not any(result is not None and "diverged" in result for result in made)
+
+        found = [(setting, results.get(setting)) for setting in self.sweep(net, momentum, delay)]
+        known = [(steady(setting), last(result), setting.rate) for setting, result in found if result is not None]
+        return max(known)[-1] if len(known) == len(found) else None
 
     def chosen(self, results: Results, net: str, momentum: str) -> dict[str, float | None]:
         """The rates of what is compared: that of the run without delay for both, and the delayed run's own."""
