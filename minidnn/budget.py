@@ -62,13 +62,18 @@ class ProcessMemory(NamedTuple):
         )
 
 
+def process_room(device: Any, limit: int) -> int:
+    """What ``limit`` bytes for the process leave on an open GPU before there is a slab; may be below zero."""
+    return limit - int(device.outside_bytes()) - MODULE_BYTES
+
+
 def process_memory(device: Any, limit: int, layers: int, captured: bool) -> ProcessMemory:
     """What ``limit`` bytes for the process leave for a slab on an open GPU. Raises UserError where that is nothing.
 
     What is outside now is measured, kernels and graphs that will be made are estimated from above.
     """
     graphs = layers * LAYER_KERNELS * NODE_BYTES if captured else 0
-    found = ProcessMemory(limit, device.outside_bytes() + MODULE_BYTES + graphs)
+    found = ProcessMemory(limit, limit - process_room(device, limit) + graphs)
     if found.slab_bytes <= 0:
         raise UserError(
             f"--process-memory {limit} leaves nothing for the slab: {found.outside_bytes} bytes lie outside it on {device.name} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from minidnn.fuse import FUSIONS, check_fusions, fuse
@@ -35,11 +36,12 @@ def default_fusions(precision: Precision) -> tuple[str, ...]:
 
 def cuda_recipe(
     graph: Graph, precision: Precision, workspace_limit: int | None, deterministic: bool,
-    fusions: Sequence[str] | None = None, *, device: CudaDevice, tune: bool = False,
+    fusions: Sequence[str] | None = None, *, device: CudaDevice, tune: bool = False, room: int | None = None,
 ) -> Recipe:  # fmt: skip
     """Ask cuDNN's heuristics for every direction of every convolution and Linear, or (``tune``) measure which engine is fastest.
 
-    Looks at no budget. Measuring takes seconds and may choose differently every time: keep the recipe it gives.
+    Looks at no budget but ``room``: bytes that measuring itself may take at a time. Measuring takes seconds and may choose
+    differently every time: keep the recipe it gives.
     ``device`` must have been made for the same precision and determinism; it keeps the plans it builds. ``fusions`` None:
     those of ``default_fusions``. Evaluation, which runs unfused, has its engines from the heuristics.
     """
@@ -48,7 +50,7 @@ def cuda_recipe(
     limit = unbounded if workspace_limit is None else workspace_limit
     engines: dict[str, Engine] = {}
     for trains, nodes in ((True, fuse(graph, fusions).graph.nodes), (False, graph.nodes)):
-        choose = device.tune_engine if tune and trains else device.select_engine
+        choose = partial(device.tune_engine, room=room) if tune and trains else device.select_engine
         for node in nodes:
             shapes = Analysis.shapes(node)
             calls = node.layer.forward(shapes)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from minidnn import profiles
-from minidnn.budget import parse_bytes
+from minidnn.budget import parse_bytes, process_room
 from minidnn.combinations import check_capture, check_device, check_recipe, check_strategy, check_values
 from minidnn.device.base import Device
 from minidnn.device.emulated import EmulatedDevice
@@ -65,7 +65,8 @@ def prepare(
         check_capture(capture, allocator, device, opened)
         check_device(device, opened, process_memory, recipe)
         if recipe is None:
-            recipe = make_recipe(graph, kind, limit, deterministic, fusions, opened)
+            room = None if whole_process is None else process_room(opened, whole_process)
+            recipe = make_recipe(graph, kind, limit, deterministic, fusions, opened, room=room)
             if ranks is not None and communicator and hasattr(opened, "select_engine") and batch % ranks.size == 0:
                 # Each has measured which engines are fastest: they need not have found the same.
                 recipe = Recipe.from_json(communicator.exchange(recipe.to_json())[0])

@@ -128,12 +128,15 @@ class Request:
 
 def make_recipe(
     graph: Graph, precision: Precision, limit: int | None, deterministic: bool, fusions: Sequence[str] | None,
-    device: Device | None, *, tune: bool = True,
+    device: Device | None, *, tune: bool = True, room: int | None = None,
 ) -> Recipe:  # fmt: skip
-    """The recipe of a graph on a device; ``fusions`` None: those that pay there. ``tune``: measure which engines are fastest."""
+    """The recipe of a graph on a device; ``fusions`` None: those that pay there.
+
+    ``tune``: measure which engines are fastest, in ``room`` bytes at a time if they are bounded.
+    """
     if not hasattr(device, "select_engine"):
         return numpy_recipe(graph, precision, limit, deterministic, fusions or ())
     from minidnn.cuda_recipes import cuda_recipe
 
     cuda: CudaDevice = device  # type: ignore[assignment]  # no other device selects engines
-    return cuda_recipe(graph, precision, limit, deterministic, fusions, device=cuda, tune=tune)
+    return cuda_recipe(graph, precision, limit, deterministic, fusions, device=cuda, tune=tune, room=room)

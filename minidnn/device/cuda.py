@@ -80,8 +80,9 @@ class CudaDevice(CudaMemory):
             own(problem) if self.cudnn is None or workspace_limit == 0 else self.cudnn.select(problem, workspace_limit)
         )
 
-    def tune_engine(self, problem: Problem, workspace_limit: int | None) -> Engine:
-        """The fastest engine of a convolution direction or a product, measured in memory of its own: call it before ``open``."""
+    def tune_engine(self, problem: Problem, workspace_limit: int | None, room: int | None = None) -> Engine:
+        """The fastest engine of a convolution direction or a product, measured in memory of its own, of ``room`` bytes if that is
+        bounded: call it before ``open``."""
         assert self._slab is None, "engines are measured before the slab is allocated"
         if self.cudnn is None:
             return own(problem)
@@ -89,7 +90,7 @@ class CudaDevice(CudaMemory):
             versions = self.versions()
             what = " ".join(versions.get(name, "none") for name in ("gpu", "cudnn", "cudnn_frontend", "cublas"))
             self._tuner = Tuner(self._cupy, self._launcher, self._streams[COMPUTE], EngineCache(cache_folder(), what))
-        return self._tuner.fastest(problem, workspace_limit, numpy_dtype(problem.dtype))
+        return self._tuner.fastest(problem, workspace_limit, numpy_dtype(problem.dtype), room)
 
     # -- looking ----------------------------------------------------------------------------------------------------
     def versions(self) -> dict[str, str]:

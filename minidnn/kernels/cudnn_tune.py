@@ -23,6 +23,7 @@ from minidnn.kernels.cudnn import Cudnn
 from minidnn.kernels.engine_cache import EngineCache
 from minidnn.kernels.problem import OWN, SPLIT, Convolution, Problem, Product, operand_shapes, result_of, split
 from minidnn.schedule.recipe import Engine
+from minidnn.spec import round_up
 
 SEARCH = 4
 """Number of these rules: what was found by others is not taken from the cache."""
@@ -37,6 +38,10 @@ PATIENCE_SECONDS = 0.5
 SINGLE_ERROR = 1e-4  # ten times what sums in another order cost, a third of what rounding to TF32 does
 LOADING_SECONDS = 0.1  # that a first run may take for its modules
 BLOCK_ELEMENTS = 1 << 18
+ALLOCATED = 2 << 20  # what a driver's allocation is rounded up to
+ROOM_STEP = (
+    64 << 20
+)  # of what is left for workspace, which is measured and varies: so that engines are found in the cache
 
 
 class SingleCheck:
@@ -67,8 +72,18 @@ class Tuner:
         self._stream = stream
         self._found: dict[tuple[Problem, int | None], Engine] = {}
 
-    def fastest(self, problem: Problem, workspace_limit: int | None, dtype: Any) -> Engine:
-        """The fastest engine under the limit; our own kernel where cuDNN has none. Each problem is measured once."""
+    def fastest(self, problem: Problem, workspace_limit: int | None, dtype: Any, room: int | None = None) -> Engine:
+        """The fastest engine under the limit; our own kernel where cuDNN has none. Each problem is measured once.
+
+        ``room``: bytes that the search itself may take, if they are bounded. Where they are too few for the operands nothing is
+        measured, and the heuristics choose.
+        """
+        if room is not None:
+            left = room - sum(round_up(_nbytes(shape, dtype), ALLOCATED) for shape in operand_shapes(problem).values())
+            if left < 0:
+                return self._cudnn.select(problem, workspace_limit)
+            left -= left % ROOM_STEP
+            workspace_limit = left if workspace_limit is None else min(workspace_limit, left)
         key = (problem, workspace_limit)
         name = f"{SEARCH} {tuple(problem)} {workspace_limit} {self._cudnn.restrictions}"
         if key not in self._found and (known := self._known(name, problem)) is not None:
@@ -200,6 +215,10 @@ def best(measured: Iterator[tuple[Engine, float]]) -> Engine:
     found = list(measured)
     least = min((seconds for _, seconds in found), default=0.0)
     return min((engine for engine, seconds in found if seconds * GAIN <= least), key=_workspace, default=OWN)
+
+
+def _nbytes(shape: tuple[int, ...], dtype: Any) -> int:
+    return math.prod(shape) * int(np.dtype(dtype).itemsize)
 
 
 def _workspace(engine: Engine) -> int:

@@ -9,7 +9,8 @@ the same bits). Only batch norm differs there: on N ranks it sees an Nth of the 
 
 Every run is one of ``scripts/train.py``, with its schedule of the rate. First the rate is swept, on seed 0, for each of the four;
 then, for each kind of momentum, the rate at which the *synchronous* run did best is given to both, over all seeds; and the
-delayed run gets its own best rate, too. A rate at which any seed diverges is nobody's best. Rates are chosen by the accuracy on the test images, which flatters all alike.
+delayed run gets its own best rate, too. A rate at which any seed diverges is nobody's best. Rates are chosen by the accuracy
+on the test images, which flatters all alike.
 
 ``--jobs N`` makes N runs at a time, each in a process of its own; what they find does not depend on N. ``--cache`` remembers
 each run as it ends, so that the same command goes on where it was stopped. Exit code 3: runs are missing, because

@@ -14,7 +14,9 @@ from minidnn.device.cuda_pool import CudaPool
 from minidnn.device.emulated import EmulatedDevice
 from minidnn.device.pool import PoolModel, PoolOutOfMemory
 from minidnn.errors import DoesNotFit, UserError
+from minidnn.kernels.problem import own
 from minidnn.precision import precision
+from minidnn.prepare import prepare
 from minidnn.recipes import numpy_recipe
 from minidnn.schedule.instruction import DEVICE, Op
 from minidnn.spec import TensorSpec
@@ -128,6 +130,16 @@ def test_process_memory_is_the_slab_and_what_was_measured_outside_it(cuda):
     graphs = len(step.graph.nodes) * 8 * 4096
     assert step.program.reserved_bytes <= (400 << 20) - outside - MODULE_BYTES - graphs
     cuda.used -= 100 << 20
+
+
+def test_process_memory_bounds_the_search_for_engines(cuda):
+    opened, rooms = device(), []
+    opened.tune_engine = lambda problem, limit, room=None: rooms.append(room) or own(problem)
+    left = (400 << 20) - opened.outside_bytes() - MODULE_BYTES
+    for limit, room in (("400MiB", left), (None, None)):
+        rooms.clear()
+        prepare(net(), device=opened, process_memory=limit)
+        assert rooms and set(rooms) == {room}
 
 
 def test_process_memory_refuses_in_a_sentence_what_does_not_fit(cuda):

@@ -22,7 +22,8 @@ class Chooser:
         self.asked.append(problem)
         return Engine("cudnn", 1024 * len(self.asked), (("engine", 7),))
 
-    tune_engine = select_engine
+    def tune_engine(self, problem, limit, room=None):
+        return self.select_engine(problem, limit)
 
 
 def test_the_workspace_of_a_product_is_in_the_recipe_and_in_the_rows():

@@ -45,7 +45,9 @@ class FakeEngines:
         return Engine(name, self.workspaces.get(number, 0), (("engine", number),))
 
     def offered(self, problem, limit):
-        yield from (self.engine(number) for number in self.tasks if number != BLAS_ENGINE)
+        for number in self.tasks:
+            if number != BLAS_ENGINE and (limit is None or self.workspaces.get(number, 0) <= limit):
+                yield self.engine(number)
 
     def others(self, problem, limit):
         return [self.engine(number) for number in self.tasks if number == BLAS_ENGINE]
@@ -230,6 +232,23 @@ def test_processes_that_measure_at_the_same_time_keep_what_the_others_found(tmp_
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
+def test_a_search_in_bounded_room_tries_no_engine_that_would_leave_it(tuner):
+    """``--process-memory`` bounds the search, too: it begins before there is a slab, and takes memory of its own."""
+    step, operands = cudnn_tune.ROOM_STEP, len(operand_shapes(PROBLEM)) * cudnn_tune.ALLOCATED
+    workspaces = {4: step + 1, 7: step}
+    made, engines = tuner({4: 5, 7: 10, 9: 20}, workspaces=workspaces)
+    assert dict(made.fastest(PROBLEM, None, np.float32, operands + 2 * step - 1).options) == {"engine": 7}
+    assert 4 not in engines.runs and max(nbytes for _, nbytes in engines.held) <= operands + step
+    assert dict(made.fastest(PROBLEM, None, np.float32, operands + step - 1).options) == {"engine": 9}
+    assert dict(made.fastest(PROBLEM, 512, np.float32, operands + 9 * step).options) == {"engine": 9}, (
+        "the limit holds, too"
+    )
+    engines.runs.clear()
+    assert made.fastest(PROBLEM, None, np.float32, operands - 1) == OWN and not engines.runs, (
+        "what the heuristics choose"
+    )
+
+
 def test_never_more_is_held_than_the_operands_of_one_problem_and_the_workspace_of_one_engine(tuner):
     """microsoft/CNTK#1516: the search for algorithms took memory of its own, and training needed most when it began."""
     made, engines = tuner({BLAS_ENGINE: 12, 4: 10, 7: 9, 9: 11}, workspaces=LARGE_WORKSPACES)

@@ -99,7 +99,9 @@ def test_an_own_rate_is_chosen_and_divergence_is_told(script: Any) -> None:
     assert "delay 1 own rate: 0.01 is at an end of the sweep" in said and "delay 0: 0.02 is at an end" not in said
     diverging = runs.Setting("lenet", "nesterov", 1, 0.01, 1)
     results.put(diverging, result(None))
-    assert study.chosen(results, "lenet", "nesterov")["delay_1_own_rate"] == 0.02, "a rate that another seed does not bear"
+    assert study.chosen(results, "lenet", "nesterov")["delay_1_own_rate"] == 0.02, (
+        "a rate that another seed does not bear"
+    )
     shared = study_of.compare(study, results, "lenet", "heavy-ball")
     assert shared["delay_0"]["seconds_by_epoch"] == [1.0, 2.0]  # not those of runs that shared the machine
 
