@@ -29,11 +29,6 @@ UNBOUNDED, UNBOUNDED_SINGLE = 1 << 30, 3 << 29
 the filters, of 512 by 512 channels 1.3 GB, whatever part of the images they take at a time."""
 
 
-def default_fusions(precision: Precision) -> tuple[str, ...]:
-    """The fusions that pay on a GPU. In true fp32 the convolutions with an epilogue are slower than those without."""
-    return tuple(name for name in FUSIONS if precision.name != "fp32" or name != "conv_bias_relu")
-
-
 def cuda_recipe(
     graph: Graph, precision: Precision, workspace_limit: int | None, deterministic: bool,
     fusions: Sequence[str] | None = None, *, device: CudaDevice, tune: bool = False, room: int | None = None,
@@ -43,14 +38,14 @@ def cuda_recipe(
     Looks at no budget but ``room``: bytes that measuring itself may take at a time. Measuring takes seconds and may choose
     differently every time: keep the recipe it gives.
     ``device`` must have been made for the same precision and determinism; it keeps the plans it builds. ``fusions`` None:
-    those of ``default_fusions``. Evaluation, which runs unfused, has its engines from the heuristics.
+    all of them. Evaluation, which runs unfused, asks for the convolution alone where training has its bias and ReLU with it.
     """
-    fusions = default_fusions(precision) if fusions is None else check_fusions(fusions)
+    fusions = FUSIONS if fusions is None else check_fusions(fusions)
     unbounded = UNBOUNDED_SINGLE if precision.name == "fp32" else UNBOUNDED
     limit = unbounded if workspace_limit is None else workspace_limit
     engines: dict[str, Engine] = {}
+    choose = partial(device.tune_engine, room=room) if tune else device.select_engine
     for trains, nodes in ((True, fuse(graph, fusions).graph.nodes), (False, graph.nodes)):
-        choose = partial(device.tune_engine, room=room) if tune and trains else device.select_engine
         for node in nodes:
             shapes = Analysis.shapes(node)
             calls = node.layer.forward(shapes)

@@ -6,6 +6,7 @@ such an option a matrix product takes cuDNN's first engine that is content with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +14,9 @@ from minidnn.errors import UserError
 from minidnn.kernels.base import Array, Pair
 from minidnn.kernels.cuda_blocks import SCRATCH_BYTES, THREADS
 from minidnn.kernels.cuda_folded import copies_bytes, run_folded
-from minidnn.kernels.cuda_launch import SINGLE, Launcher, Sequential, Work, int32, int64, structure
+from minidnn.kernels.cuda_launch import PACK_BYTES, SINGLE, Access, Launcher, Sequential, Work, int32, int64, structure
 from minidnn.kernels.cuda_parts import run_parts, sum_bytes
-from minidnn.kernels.cuda_pointwise import bias_add, relu_forward
+from minidnn.kernels.cuda_pointwise import bias_add
 from minidnn.kernels.cuda_turned import filter_bytes, run_turned
 from minidnn.kernels.problem import (
     BIAS,
@@ -36,8 +37,9 @@ from minidnn.kernels.problem import (
     Problem,
     Product,
     linear_product,
-    split,
+    own,
 )
+from minidnn.spec import ITEM_BYTES
 
 TILE = 64  # of our own product, as in gemm.cu
 
@@ -48,7 +50,7 @@ def conv2d_forward(
 ) -> Work:  # fmt: skip
     """``engine``: the options of the recipe; none: what cuDNN's heuristics choose under the scratch given."""
     problem = _problem("forward", x, y, weight, stride, padding, dilation)
-    work = _convolve(on, problem, {IMAGE: x, FILTER: weight, OUTPUT: y}, groups, scratch, engine)
+    work = _convolve(on, problem, {IMAGE: x, FILTER: weight, OUTPUT: y}, scratch, engine)
     return work if bias is None else Sequential(work, bias_add(on, y, bias))
 
 
@@ -56,17 +58,9 @@ def conv2d_relu_forward(
     on: Launcher, y: Array, x: Array, weight: Array, bias: Array, *, stride: Pair, padding: Pair, dilation: Pair,
     groups: int, images: int = 0, scratch: Array | None = None, **engine: int,
 ) -> Work:  # fmt: skip
-    """``engine`` as for ``conv2d_forward``; with the option ``split`` it is an engine of that, and two kernels follow."""
+    """``engine`` as for ``conv2d_forward``; with the option ``split`` it is an engine of that, and a kernel of ours follows."""
     problem = _problem("forward_relu", x, y, weight, stride, padding, dilation)
-    if not engine:
-        provided = 0 if scratch is None else int(scratch.nbytes)
-        engine = dict(on.cudnn.select(problem, provided).options if on.cudnn else split(OWN).options)
-    if SPLIT not in engine:
-        return _convolve(on, problem, {IMAGE: x, FILTER: weight, BIAS: bias, OUTPUT: y}, groups, scratch, engine)
-    forward = {name: value for name, value in engine.items() if name != SPLIT}
-    problem = problem._replace(direction="forward")
-    work = _convolve(on, problem, {IMAGE: x, FILTER: weight, OUTPUT: y}, groups, scratch, forward)
-    return Sequential(work, bias_add(on, y, bias), relu_forward(on, y, y))
+    return _convolve(on, problem, {IMAGE: x, FILTER: weight, BIAS: bias, OUTPUT: y}, scratch, engine)
 
 
 def conv2d_backward_data(
@@ -75,7 +69,7 @@ def conv2d_backward_data(
 ) -> Work:  # fmt: skip
     """``engine`` as for ``conv2d_forward``."""
     problem = _problem("backward_data", dx, dy, weight, stride, padding, dilation)
-    return _convolve(on, problem, {IMAGE: dx, FILTER: weight, OUTPUT: dy}, groups, scratch, engine)
+    return _convolve(on, problem, {IMAGE: dx, FILTER: weight, OUTPUT: dy}, scratch, engine)
 
 
 def conv2d_backward_weight(
@@ -84,9 +78,10 @@ def conv2d_backward_weight(
 ) -> Work:  # fmt: skip
     """``engine`` as for ``conv2d_forward``. cuDNN cannot accumulate and no recipe asks it to: that is our own kernel's."""
     problem = _problem("backward_weight", x, dy, d_weight, stride, padding, dilation)
+    operands = {IMAGE: x, FILTER: d_weight, OUTPUT: dy}
     if accumulate:
-        engine = dict(OWN.options)
-    return _convolve(on, problem, {IMAGE: x, FILTER: d_weight, OUTPUT: dy}, groups, scratch, engine, accumulate)
+        return _own_convolution(on, problem, _addresses(operands), accumulate)
+    return _convolve(on, problem, operands, scratch, engine)
 
 
 def _problem(
@@ -95,18 +90,19 @@ def _problem(
     return Convolution(direction, x.shape, y.shape, weight.shape, stride, padding, dilation, str(x.dtype))
 
 
+def _addresses(arrays: Mapping[int, Array]) -> dict[int, int]:
+    return {number: int(array.data.ptr) for number, array in arrays.items()}
+
+
 def _convolve(
-    on: Launcher, problem: Convolution, arrays: Mapping[int, Array], groups: int, scratch: Array | None,
-    engine: Mapping[str, int], accumulate: bool = False,
-) -> Work:  # fmt: skip
+    on: Launcher, problem: Convolution, arrays: Mapping[int, Array], scratch: Array | None, engine: Mapping[str, int]
+) -> Work:
     provided = 0 if scratch is None else int(scratch.nbytes)
-    options = dict(engine) or dict(on.cudnn.select(problem, provided).options if on.cudnn else OWN.options)
-    if options["engine"] == OWN_ENGINE:
-        return _own_convolution(on, problem, arrays, groups, accumulate)
-    return _by_library(on, problem, arrays, options, provided, 0 if scratch is None else int(scratch.data.ptr))
+    options = dict(engine) or dict((on.cudnn.select(problem, provided) if on.cudnn else own(problem)).options)
+    return _bind(on, problem, arrays, options, provided, 0 if scratch is None else int(scratch.data.ptr))
 
 
-def _by_library(
+def _bind(
     on: Launcher,
     problem: Problem,
     arrays: Mapping[int, Array],
@@ -114,19 +110,25 @@ def _by_library(
     provided: int,
     workspace: int,
 ) -> Work:
-    """Bind an engine of cuDNN or cuBLAS, in the workspace that the recipe provides."""
-    if options["engine"] != BLAS_ENGINE:
-        nbytes = extra_bytes(problem, options) + on.cudnn.plan(problem, options).workspace_bytes
-    elif on.cudnn.blas is None:
-        raise UserError("the recipe names cuBLAS, which is not installed here; leave --recipe out to choose anew")
-    else:
-        nbytes = on.cudnn.blas.workspace_bytes(problem, options)
+    """Bind an engine in the workspace that the recipe provides."""
+    nbytes = workspace_bytes(on, problem, options)
     if nbytes > provided:
         raise UserError(
             f"engine {dict(options)} wants {nbytes} bytes of workspace where the recipe says {provided}; the "
             "recipe was made on another GPU or cuDNN, leave --recipe out to choose anew"
         )
-    return bind_engine(on, problem, options, {number: array.data.ptr for number, array in arrays.items()}, workspace)
+    return bind_engine(on, problem, options, _addresses(arrays), workspace)
+
+
+def workspace_bytes(on: Launcher, problem: Problem, options: Mapping[str, int]) -> int:
+    """What an engine takes. Raises UserError for one of a library that is not here, or that this one does not have."""
+    if options["engine"] == OWN_ENGINE:
+        return 0
+    if options["engine"] != BLAS_ENGINE:
+        return extra_bytes(problem, options) + int(on.cudnn.plan(problem, options).workspace_bytes)
+    if on.cudnn.blas is None:
+        raise UserError("the recipe names cuBLAS, which is not installed here; leave --recipe out to choose anew")
+    return int(on.cudnn.blas.workspace_bytes(problem, options))
 
 
 def extra_bytes(problem: Problem, options: Mapping[str, int]) -> int:
@@ -139,10 +141,15 @@ def extra_bytes(problem: Problem, options: Mapping[str, int]) -> int:
 def bind_engine(
     on: Launcher, problem: Problem, options: Mapping[str, int], pointers: Mapping[int, int], workspace: int
 ) -> Work:
-    """Bind an engine of cuDNN or cuBLAS to addresses."""
+    """Bind an engine of cuDNN or cuBLAS, or our own convolution, to addresses."""
+    if isinstance(problem, Convolution) and SPLIT in options:
+        forward, rest = problem._replace(direction="forward"), {k: v for k, v in options.items() if k != SPLIT}
+        return Sequential(bind_engine(on, forward, rest, pointers, workspace), _bias_relu(on, problem, pointers))
     if options["engine"] == BLAS_ENGINE:
         work: Work = on.cudnn.blas.run(on, problem, options, pointers, workspace)
         return work
+    if isinstance(problem, Convolution) and options["engine"] == OWN_ENGINE:
+        return _own_convolution(on, problem, pointers)
     plan = on.cudnn.plan(problem, options)
     if isinstance(problem, Convolution):
         if FOLDED in options:
@@ -155,12 +162,20 @@ def bind_engine(
     return bound
 
 
-def _own_convolution(
-    on: Launcher, problem: Convolution, arrays: Mapping[int, Array], groups: int, accumulate: bool
-) -> Work:
+def _bias_relu(on: Launcher, problem: Convolution, at: Mapping[int, int]) -> Work:
+    """Bind what follows a split convolution, on its result."""
+    rows, channels, width = math.prod(problem.y[:3]), problem.y[3], PACK_BYTES // ITEM_BYTES[problem.dtype]
+    narrow = any(at[number] % PACK_BYTES for number in (OUTPUT, BIAS))
+    by = SINGLE if channels % width else Access(width, narrow)
+    arguments = [int64(at[OUTPUT]), int64(at[BIAS]), int64(rows), int32(channels)]
+    return on.walk("pointwise", "bias_relu", rows, channels, problem.dtype, arguments, by)
+
+
+def _own_convolution(on: Launcher, problem: Convolution, at: Mapping[int, int], accumulate: bool = False) -> Work:
     (n, h, w, c), (_, p, q, k), (_, r, s, share) = problem.x, problem.y, problem.weight
+    groups = c // share
     shape = structure(n, h, w, c, p, q, k, r, s, *problem.stride, *problem.padding, *problem.dilation, groups)
-    x, weight, y = arrays[IMAGE], arrays[FILTER], arrays[OUTPUT]
+    x, weight, y = (int64(at[number]) for number in (IMAGE, FILTER, OUTPUT))
     arguments: list[Any]
     if problem.direction == "forward":
         rows, columns, arguments = n * p * q, k // groups, [y, x, weight, shape]
@@ -208,7 +223,7 @@ def _multiply(
         provided, workspace = SCRATCH_BYTES, on.scratch
         options = dict(on.cudnn.select(problem, provided).options if on.cudnn else OWN.options)
     if options["engine"] != OWN_ENGINE:
-        return _by_library(on, problem, {LEFT: a, RIGHT: b, PRODUCT: c}, options, provided, workspace)
+        return _bind(on, problem, {LEFT: a, RIGHT: b, PRODUCT: c}, options, provided, workspace)
     p = problem
     arguments = [c, a, b, int64(p.rows), int32(p.columns), int64(p.depth)]
     arguments += [*map(int64, (p.a_row, p.a_depth, p.b_depth, p.b_column)), int32(int(accumulate))]

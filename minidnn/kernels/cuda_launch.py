@@ -142,11 +142,16 @@ class Launcher:
 
     def rows(self, source: str, name: str, x: Array, arguments: Sequence[Any], by: Access) -> Work:
         """Bind a kernel that walks x as rows x channels (``Rows`` in common.cuh), as many blocks as keep a GPU full."""
-        rows, channels = rows_of(x)
+        return self.walk(source, name, *rows_of(x), str(x.dtype), arguments, by)
+
+    def walk(
+        self, source: str, name: str, rows: int, channels: int, dtype: str, arguments: Sequence[Any], by: Access
+    ) -> Work:
+        """As ``rows``, of a tensor that is known by its address."""
         columns, lanes = block_shape(channels, by.width)
         across = -(-channels // (columns * by.width))
         down = min(-(-rows // (2 * lanes)), max(1, ROW_BLOCKS // across), LONGEST_GRID)
-        return self.launch(source, name, str(x.dtype), by, (across, down), (columns, lanes), arguments)
+        return self.launch(source, name, dtype, by, (across, down), (columns, lanes), arguments)
 
     def reduction(
         self, source: str, names: tuple[str, str], values: int, rows: int, channels: int, dtype: str, by: Access,

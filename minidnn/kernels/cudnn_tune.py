@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minidnn.errors import UserError
-from minidnn.kernels.cuda_conv import bind_engine, extra_bytes
+from minidnn.kernels.cuda_conv import bind_engine, workspace_bytes
 from minidnn.kernels.cuda_launch import Launcher
 from minidnn.kernels.cudnn import Cudnn
 from minidnn.kernels.engine_cache import EngineCache
-from minidnn.kernels.problem import OWN, SPLIT, Convolution, Problem, Product, operand_shapes, result_of, split
+from minidnn.kernels.problem import OWN, SPLIT, Convolution, Problem, Product, operand_shapes, own, result_of, split
 from minidnn.schedule.recipe import Engine
 from minidnn.spec import round_up
 
-SEARCH = 4
+SEARCH = 5
 """Number of these rules: what was found by others is not taken from the cache."""
 MOST_CANDIDATES = 16
 TIMED_RUNS = 5
@@ -47,7 +47,8 @@ ROOM_STEP = (
 class SingleCheck:
     """Whether engines compute in single precision, as they are asked to: some round to TF32 although tensor cores are barred.
 
-    What cuBLAS finds in its default arithmetic is what the others are compared with; without it all are taken at their word.
+    What cuBLAS finds in its default arithmetic is what the others are compared with, or a split convolution, which has been
+    compared before; without either all are taken at their word.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class SingleCheck:
     def agrees(self, engine: Engine, found: NDArray[np.float32]) -> bool:
         """``found``: what the engine has computed."""
         if self._known is None:
-            self._known = found if engine.name == "cublas" else None
+            self._known = found if engine.name == "cublas" or SPLIT in dict(engine.options) else None
             return True
         return float(np.linalg.norm(found - self._known)) <= SINGLE_ERROR * float(np.linalg.norm(self._known))
 
@@ -89,13 +90,13 @@ class Tuner:
         if key not in self._found and (known := self._known(name, problem)) is not None:
             self._found[key] = known
         if key not in self._found:
-            engine = best(self._measured(problem, workspace_limit, dtype))
+            others = list(self._split(problem, workspace_limit, dtype))
+            engine = best(self._measured(problem, workspace_limit, dtype, others))
             if engine == OWN and isinstance(problem, Product):
                 engine = self._cudnn.select(problem, workspace_limit)
-            elif engine == OWN and isinstance(problem, Convolution) and problem.direction == "forward_relu":
-                engine = split(self.fastest(problem._replace(direction="forward"), workspace_limit, dtype))
-            else:
-                self._cudnn.keep(problem, engine)
+            elif engine == OWN:
+                engine = own(problem)
+            self._cudnn.keep(problem, engine)
             self._found[key] = engine
             if self._cache is not None:
                 self._cache.put(name, engine)
@@ -104,22 +105,29 @@ class Tuner:
     def _known(self, name: str, problem: Problem) -> Engine | None:
         """An engine of the cache that this cuDNN still builds with the workspace it had."""
         engine = None if self._cache is None else self._cache.get(name)
-        if engine is not None and engine.name == "cublas":
-            return engine if self._cudnn.blas is not None else None
-        if engine is None or not engine.name.startswith("cudnn"):
+        if engine is None or engine.name.startswith(OWN.name):
             return engine
-        options = dict(engine.options)
-        if options.pop(SPLIT, None) and isinstance(problem, Convolution):
-            problem = problem._replace(direction="forward")
         try:
-            nbytes = extra_bytes(problem, options) + self._cudnn.plan(problem, options).workspace_bytes
+            nbytes = workspace_bytes(self._launcher, problem, dict(engine.options))
         except UserError:
             return None
         return engine if nbytes == engine.workspace_bytes else None
 
-    def _measured(self, problem: Problem, workspace_limit: int | None, dtype: Any) -> Iterator[tuple[Engine, float]]:
-        """Every engine that has room, with its time. The operands are given back at the end, however that comes."""
-        others, least = list(self._cudnn.others(problem, workspace_limit)), math.inf
+    def _split(self, problem: Problem, workspace_limit: int | None, dtype: Any) -> Iterator[Engine]:
+        """For a convolution with bias and ReLU that of the convolution alone, if a library has one."""
+        if isinstance(problem, Convolution) and problem.direction == "forward_relu":
+            engine = self.fastest(problem._replace(direction="forward"), workspace_limit, dtype)
+            if engine != OWN:
+                yield split(engine)
+
+    def _measured(
+        self, problem: Problem, workspace_limit: int | None, dtype: Any, others: list[Engine]
+    ) -> Iterator[tuple[Engine, float]]:
+        """Every engine that has room, with its time, beginning with ``others`` and those that cuDNN's heuristics do not name.
+
+        The operands are given back at the end, however that comes.
+        """
+        others, least = [*others, *self._cudnn.others(problem, workspace_limit)], math.inf
         offered = islice(self._cudnn.offered(problem, workspace_limit), MOST_CANDIDATES)
         memory: dict[int, Any] = {}
         try:

@@ -16,10 +16,11 @@ OWN_ENGINE, FIRST, BLAS_ENGINE = -1, -2, -3
 """In place of the number of cuDNN's engine: our own kernel; the first that its heuristics name and that builds under the
 option "limit"; cuBLAS."""
 OWN = Engine("direct", 0, (("engine", OWN_ENGINE),))  # our own kernel: slower, without workspace, and never refused
-SPLIT = "split"  # option of a forward_relu engine: convolution, bias and ReLU are three kernels
+SPLIT = "split"  # option of a forward engine for forward_relu: bias and ReLU are a kernel of their own, after it
 FOLDED = "folded"  # option of cuDNN's engines: the window's columns are so many channels, those added being zero
 TURNED = "turned"  # option of cuDNN's engines: a forward convolution is computed as the gradient of another one's image
 PART = "part"  # option of cuDNN's engines: a call takes so many images, and there are as many calls as it needs
+OURS = (SPLIT, FOLDED, TURNED, PART)
 
 
 class Convolution(NamedTuple):
@@ -115,16 +116,17 @@ def part(problem: Problem, images: int) -> Convolution:
 
 
 def asked(problem: Problem, options: Mapping[str, int]) -> tuple[Problem, tuple[tuple[str, int], ...]]:
-    """What cuDNN itself is asked where an engine's options fold, turn or part a problem, and the options that are cuDNN's."""
+    """What cuDNN itself is asked where an engine's options split, fold, turn or part a problem, and those that are cuDNN's."""
+    if SPLIT in options:
+        assert isinstance(problem, Convolution)
+        problem = problem._replace(direction="forward")
     if FOLDED in options:
         problem = folded(problem, options[FOLDED])
     if TURNED in options:
         problem = turned(problem)
     if PART in options:
         problem = part(problem, options[PART])
-    return problem, tuple(
-        sorted((name, value) for name, value in options.items() if name not in (FOLDED, TURNED, PART))
-    )
+    return problem, tuple(sorted((name, value) for name, value in options.items() if name not in OURS))
 
 
 def result_of(problem: Problem) -> int:
@@ -140,7 +142,7 @@ def own(problem: Problem) -> Engine:
 
 
 def split(engine: Engine) -> Engine:
-    """A forward engine, as one of forward_relu that is followed by our own kernels for bias and ReLU."""
+    """A forward engine, as one of forward_relu that is followed by our own kernel for bias and ReLU."""
     return engine._replace(
         name=f"{engine.name}, split", options=tuple(sorted({**dict(engine.options), SPLIT: 1}.items()))
     )

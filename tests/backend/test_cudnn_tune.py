@@ -93,7 +93,8 @@ def tuner():
         cuda = fake_cuda.FakeCuda(0)
         stream = cuda.module.cuda.Stream(non_blocking=True)
         engines = FakeEngines(cuda, stream, tasks, **how)
-        return cudnn_tune.Tuner(cuda.module, SimpleNamespace(cudnn=engines), stream), engines
+        launcher = SimpleNamespace(cudnn=engines, walk=lambda *bound: lambda: None)
+        return cudnn_tune.Tuner(cuda.module, launcher, stream), engines
 
     return make
 
@@ -106,6 +107,18 @@ def test_the_fastest_engine_of_either_library_is_taken(tuner, tasks, fastest):
     assert engines.kept == [found]
     count = len(engines.runs)
     assert made.fastest(PROBLEM, None, np.dtype("float32")) == found and len(engines.runs) == count, "measured again"
+
+
+@pytest.mark.parametrize(("alone", "fastest"), [(10, {"engine": 7, "split": 1}), (40, {"engine": 4})])
+def test_bias_and_relu_come_with_a_convolution_where_that_is_faster_than_behind_it(tuner, alone, fastest):
+    made, engines = tuner({4: 30, 7: alone})
+    every, of = engines.offered, {"forward": 7, "forward_relu": 4}
+    engines.offered = lambda problem, limit: (
+        engine for engine in every(problem, limit) if dict(engine.options)["engine"] == of[problem.direction]
+    )
+    found = made.fastest(PROBLEM._replace(direction="forward_relu"), None, np.dtype("float32"))
+    assert dict(found.options) == fastest
+    assert dict(made.fastest(PROBLEM, None, np.dtype("float32")).options) == {"engine": 7}
 
 
 def tried(made, engines):

@@ -102,7 +102,9 @@ extern "C" __global__ void copy_channels(T* target, const T* source, Index rows,
     }
 }
 
-extern "C" __global__ void bias_add(T* y, const T* bias, Index rows, int channels) {
+// y += bias[channel], and with RELU what is below zero becomes zero.
+template <bool RELU>
+__device__ inline void add_bias(T* y, const T* bias, Index rows, int channels) {
     Rows at(channels);
     if (!at.inside) return;
     float shift[V], value[V];
@@ -111,7 +113,14 @@ extern "C" __global__ void bias_add(T* y, const T* bias, Index rows, int channel
         T* place = y + row * channels + at.channel;
         load<V>(value, place);
 #pragma unroll
-        for (int i = 0; i < V; i++) value[i] += shift[i];
+        for (int i = 0; i < V; i++) {
+            value[i] += shift[i];
+            if (RELU) value[i] = value[i] <= 0.0f ? 0.0f : value[i];  // NaN stays NaN
+        }
         store<V>(place, value);
     }
 }
+
+extern "C" __global__ void bias_add(T* y, const T* bias, Index rows, int channels) { add_bias<false>(y, bias, rows, channels); }
+
+extern "C" __global__ void bias_relu(T* y, const T* bias, Index rows, int channels) { add_bias<true>(y, bias, rows, channels); }
