@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from layup.report.bill import bill_data, layer_bills
 from layup.report.ring import ring_data
-from layup.report.view import CATEGORIES, DECISIONS, NAMES, OPS, ROLES, Strings, view
+from layup.report.spaces import CATEGORIES, NAMES
+from layup.report.view import DECISIONS, OPS, ROLES, Strings, view
 from layup.report.waterfall import Stage
 from layup.report.waterfall import waterfall as make_waterfall
 from minidnn.graph import Role

@@ -12,7 +12,18 @@ import pytest
 import layup
 import minidnn
 import models
-from layup.report import compare, read_data, render, report_data, view, waterfall, waterfall_text, write_report
+from layup.report import (
+    compare,
+    read_data,
+    render,
+    report_data,
+    spaces,
+    timeline,
+    view,
+    waterfall,
+    waterfall_text,
+    write_report,
+)
 from layup.report.bill import layer_bills
 from minidnn.graph import Tensor
 from minidnn.layers import Graph
@@ -147,7 +158,7 @@ def test_rectangles_lie_in_the_slab_and_never_on_each_other(data: dict[str, Any]
 def test_what_is_not_drawn_one_by_one_is_still_counted(
     step: CompiledStep, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(view, "MOST_RECTANGLES", most)
+    monkeypatch.setattr(spaces, "MOST_RECTANGLES", most)
     monkeypatch.setattr(view, "MOST_TOUCHES", 10)
     shown = report_data(step, waterfall=())["views"]["plan"]
     assert unexplained(shown, "device") == unexplained(shown, "pinned") == (0, 0)
@@ -174,7 +185,7 @@ def test_a_buffer_is_named_after_the_value_that_it_holds_last_and_whose_decision
 
 def test_the_steady_step_takes_the_predicted_time(step: CompiledStep) -> None:
     rows = step.program["train"].rows
-    times = view.steady_times(rows, step.gpu, "fp32")
+    times = timeline.steady_times(rows, step.gpu, "fp32")
     assert max(end for _, end in times) == round(step.profile.step_seconds * 1e9)
     assert min(start for start, _ in times) < 0  # the next batch comes in while the step before goes on
 
