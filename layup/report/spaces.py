@@ -74,7 +74,10 @@ def blocks_of(buffer: Buffer) -> int:
 def space_of(
     space: str, rows: Sequence[Instruction], position: Sequence[int], schedule: Schedule, persistent: Sequence[Buffer]
 ) -> Space:
-    """Events of a space: first the persistent buffers, which the program allocates before its first step, then the rows'."""
+    """Events of a space: first the persistent buffers, which the program allocates before its first step, then the rows'.
+
+    ``position``: of every row, how many rows run before it; ALLOC and FREE rows do not run. Addresses and counters are in blocks.
+    """
     found = Space()
     offsets = schedule.offsets
     alive: dict[Buffer, Life] = {}
@@ -104,7 +107,7 @@ def space_of(
 
 
 def space_data(space: Space, number: Mapping[Buffer, int]) -> dict[str, Any]:
-    """Events, categories, and the sum of what is not drawn one by one."""
+    """Events, categories, and the sum of what is not drawn one by one, in blocks. ``number``: of the buffers that are drawn."""
     changes: dict[str, list[tuple[int, int]]] = {}
     merged: list[tuple[int, int]] = []
     for life in space.lives:
@@ -136,9 +139,9 @@ def _steps(changes: Iterable[tuple[int, int]], count: int) -> list[int]:
 
 
 def choose(spaces: Iterable[Space]) -> tuple[list[Life], int]:
-    """The buffers to draw one by one, in order of birth: all, or those of the largest area, bytes times rows.
+    """The buffers to draw one by one, in order of birth in each space: all, or those of the largest area, bytes times rows.
 
-    Also the area up to which none is drawn, 0 for all. Persistent buffers are always drawn.
+    Also the area up to which none is drawn, in bytes times rows, 0 if all are. Persistent buffers are always drawn.
     """
     areas = [(life, _area(life, space)) for space in spaces for life in space.lives]
     if len(areas) <= MOST_RECTANGLES:
@@ -154,7 +157,10 @@ def _area(life: Life, space: Space) -> int:
 
 
 def contents(rows: Sequence[Instruction], lives: Sequence[Life]) -> None:
-    """Shape of every buffer, as the first row that touches it sees it, and the names of the values written to it."""
+    """Fill in the shape of every buffer, as the first row that touches it sees it, and the names of the values written to it.
+
+    Persistent buffers are left as they are.
+    """
     found = {life.buffer: life for life in lives if not life.buffer.persistent}
     for row in rows:
         if row.op in MEMORY_OPS:

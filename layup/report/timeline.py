@@ -31,7 +31,9 @@ def steady_times(rows: Sequence[Instruction], gpu: Profile, precision: str) -> l
 
 
 def waits_between(rows: Sequence[Instruction], position: Sequence[int]) -> list[int]:
-    """Waits between streams as ``row, waited row, lag`` of rows that run.
+    """Waits between streams as ``row, waited row, lag``, flat; rows that run are counted, the lag is in steps.
+
+    ``position``: of every row, how many rows run before it.
 
     An ALLOC row's wait is the next row's in its stream: memory is not touched before. A wait for an ALLOC or FREE row is for
     the last row that ran before it in its stream; without one there is nothing to wait for.

@@ -3,12 +3,14 @@
 Lists that belong together are columns of equal length. Texts are numbers into one shared table; bytes are counted in blocks
 of 512, of which every footprint and offset is a multiple; times are whole nanoseconds, 0 is the end of the step before.
 
-``rows``: what runs, in list order: ``op target stream start seconds``; ``touches``: buffers each row writes, then reads.
+``rows``: what runs, in list order: ``op target stream start duration``; ``touches``: buffers each row writes, then reads;
+``waits``: ``row, waited row, lag`` for rows of other streams. The last two are left out of a view with very many rows.
 ``buffers``: one rectangle each: address, size, and the half-open range of *events* for which it is alive. A buffer may hold
 several values, one after another in place (``holds``); it is named after the last, whose layer's decision is why it lives.
 ``spaces``: for the slab and the pinned slab, every ALLOC and FREE is an event: the row it comes before, and the allocator's
 counter after it, read from the engine's own curve and never summed up from the rectangles. ``categories``: the same bytes
-by what they are for, as ``event, blocks`` pairs where they change.
+by what they are for, as ``event, blocks`` pairs where they change; ``merged``: those of the buffers that are not drawn one by
+one.
 """
 
 from __future__ import annotations
