@@ -215,7 +215,7 @@ def describe(step: Any) -> str:
     each = "/".join(map(str, sorted({ranks.of(r).local(ranks.batch) for r in range(ranks.size)}, reverse=True)))
     delay = f", {ranks.strategy.warmup} updates of warm-up without delay" if ranks.strategy.warmup else ""
     alone = " (mpiexec, srun or torchrun would start several)" if step.communicator.name == "in-process" else ""
-    late = f"updates one step late{delay}; " if ranks.strategy.delayed else ""
+    late = f"updates one step late{delay}, which often wants half the --lr; " if ranks.strategy.delayed else ""
     return (
         f"{ranks.size} rank{'s' * (ranks.size > 1)} by {step.communicator.name}{alone}, "
         f"strategy {ranks.strategy.name} ({ranks.strategy.implementation}): "

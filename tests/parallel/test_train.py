@@ -19,7 +19,12 @@ UNEVEN = ("--data", "synthetic:21,8,8,3,4", "-a", "tiny", "-b", "4", "--augment"
 def test_uneven_data_end_normally_and_the_file_has_the_accuracy_of_the_log(tmp_path: Path, script: Script) -> None:
     ended = mpiexec(3, PROGRAM, *UNEVEN, "--strategy", "ring_delayed", cwd=tmp_path, timeout=60)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.count("strategy ring_delayed (steps): updates one step late; global batch 4, 2/1 a rank") == 1
+    assert (
+        ended.out.count(
+            "strategy ring_delayed (steps): updates one step late, which often wants half the --lr; global batch 4, 2/1 a rank"
+        )
+        == 1
+    )
     assert ended.out.count("Epoch: [1]") == 1
     summary = read(tmp_path / "run")
     assert (summary["ranks"], summary["strategy"], summary["steps"], summary["updates"]) == (3, "ring_delayed", 12, 12)
