@@ -37,6 +37,7 @@ from minidnn.kernels.problem import (
     Problem,
     Product,
     linear_product,
+    operand_shapes,
     own,
 )
 from minidnn.spec import ITEM_BYTES
@@ -133,8 +134,10 @@ def workspace_bytes(on: Launcher, problem: Problem, options: Mapping[str, int]) 
 
 def extra_bytes(problem: Problem, options: Mapping[str, int]) -> int:
     """Workspace that an engine takes besides cuDNN's own: of folded copies, a turned filter or a part's gradient; as a rule 0."""
-    if isinstance(problem, Product) or TURNED in options:
-        return 0 if isinstance(problem, Product) else filter_bytes(problem)
+    if isinstance(problem, Product):
+        return 0
+    if TURNED in options:
+        return filter_bytes(problem)
     return sum_bytes(problem) if PART in options else copies_bytes(problem, options)
 
 
@@ -144,7 +147,8 @@ def bind_engine(
     """Bind an engine of cuDNN or cuBLAS, or our own convolution, to addresses."""
     if isinstance(problem, Convolution) and SPLIT in options:
         forward, rest = problem._replace(direction="forward"), {k: v for k, v in options.items() if k != SPLIT}
-        return Sequential(bind_engine(on, forward, rest, pointers, workspace), _bias_relu(on, problem, pointers))
+        at = {number: pointers[number] for number in operand_shapes(forward)}
+        return Sequential(bind_engine(on, forward, rest, at, workspace), _bias_relu(on, problem, pointers))
     if options["engine"] == BLAS_ENGINE:
         work: Work = on.cudnn.blas.run(on, problem, options, pointers, workspace)
         return work
