@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_model(parser)
     add_memory(parser)
     group = parser.add_argument_group("evaluation")
-    group.add_argument("-j", "--workers", type=int, metavar="N", default=1, help="threads that make batches ahead")
+    group.add_argument("-j", "--workers", type=int, metavar="N", help="threads that make batches ahead")
     group.add_argument("--json", metavar="FILE", help="write the accuracy, with machine, versions and command")
     args = parser.parse_args(argv)
     args.epochs = args.lr = args.lr_sched = args.warmup = args.augment = None  # of training alone

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import job
 from minidnn.defaults import DEFAULTS
 from minidnn.errors import VerificationError
 from minidnn.step import CompiledStep
@@ -214,6 +215,18 @@ def test_workers_change_no_bit(script: Script, tmp_path: Path) -> None:
         assert script("train", *TINY, "-j", workers, "--epochs", "1", "--output", workers).code == 0
     one, other = tensors(tmp_path / "0"), tensors(tmp_path / "3")
     assert all((one[name] == other[name]).all() for name in one)
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "cores", "threads"),
+    [("emulated", 1, 16, 1), (None, 1, 16, 1), ("cuda:0", 1, 16, 4), ("cuda:1", 8, 16, 2), ("cuda:0", 4, 2, 1),
+     ("cuda:0", 1, None, 1)],
+)  # fmt: skip
+def test_a_gpu_is_fed_by_more_threads_as_far_as_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch, device: str | None, ranks: int, cores: int | None, threads: int
+) -> None:
+    monkeypatch.setattr(job.os, "cpu_count", lambda: cores)
+    assert job.workers_of(device, ranks) == threads
 
 
 def test_help_shows_the_defaults_of_every_data_set(process: Script) -> None:
