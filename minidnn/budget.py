@@ -64,7 +64,7 @@ class ProcessMemory(NamedTuple):
 
 def process_room(device: Any, limit: int) -> int:
     """What ``limit`` bytes for the process leave on an open GPU before there is a slab; may be below zero."""
-    return limit - int(device.outside_bytes()) - MODULE_BYTES
+    return limit - _outside(device)
 
 
 def process_memory(device: Any, limit: int, layers: int, captured: bool) -> ProcessMemory:
@@ -73,13 +73,18 @@ def process_memory(device: Any, limit: int, layers: int, captured: bool) -> Proc
     What is outside now is measured, kernels and graphs that will be made are estimated from above.
     """
     graphs = layers * LAYER_KERNELS * NODE_BYTES if captured else 0
-    found = ProcessMemory(limit, limit - process_room(device, limit) + graphs)
+    found = ProcessMemory(limit, _outside(device) + graphs)
     if found.slab_bytes <= 0:
         raise UserError(
             f"--process-memory {limit} leaves nothing for the slab: {found.outside_bytes} bytes lie outside it on {device.name} "
             f"(context, cuDNN, kernels and graphs, and what other processes hold there); give more than {found.outside_bytes}"
         )
     return found
+
+
+def _outside(device: Any) -> int:
+    """What lies outside the slab, and the modules that are still to be loaded."""
+    return int(device.outside_bytes()) + MODULE_BYTES
 
 
 def device_limit(device: Any, memory: int | None, process: ProcessMemory | None) -> int | None:

@@ -155,13 +155,8 @@ def add_training(parser: ArgumentParser) -> None:
     add("--lr-sched", metavar="RULE", help=FORMS)
     add("--warmup", type=_real(0), metavar="EPOCHS", help="epochs of linear warm-up (default: 0)")
     add("--augment", action=BooleanOptionalAction, help="random crop and flip, as in the table below")
-    add(
-        "-j",
-        "--workers",
-        type=_whole(0),
-        metavar="N",
-        help="threads that make batches ahead (default: 1; on a GPU up to 4)",
-    )
+    add("-j", "--workers", type=_whole(0), metavar="N",
+        help="threads that make batches ahead (default: 1; on a GPU up to 4)")  # fmt: skip
     add("-p", "--print-freq", type=_whole(1), metavar="N", default=50, help="batches between two lines (default: 50)")
     add("--weights", metavar="FILE", help="safetensors file of weights under torchvision's names to start from")
     add("--resume", metavar="FILE", help="go on from a checkpoint, bit for bit; auto: the newest in --output, if any")

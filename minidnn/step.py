@@ -54,7 +54,7 @@ class CompiledStep:
         self._in_group = self._group_samples = 0  # micro-batches, and samples, since the last update
         self._results: list[StepResult | None] = [None, None]  # by pinned slot
         self._writer = SlotWriter(self.graph, program, self.optimizer)
-        self._slots: dict[tuple[int, str], SlotViews] = {}  # made once: steps of small nets are short
+        self._slots: dict[tuple[int, str], tuple[SlotViews, Any]] = {}  # made once: steps of small nets are short
         self._executor: Executor | None = None
         self.state: ModelState | None = None
         if request.device is not None:
@@ -135,16 +135,20 @@ class CompiledStep:
         parity = executor.slot()
         if (pending := self._results[parity]) is not None:
             pending.settle()
-        persistent = self.program.persistent
         if (parity, name) not in self._slots:
-            slot = executor.slot_bytes((persistent.slot, persistent.other_slot)[parity])
-            self._slots[parity, name] = self._writer.views(slot, name)
-        self._writer.write(self._slots[parity, name], x, y, self._numbers(lr, share, scale, update))
+            self._slots[parity, name] = self._slot(parity, name)
+        views, loss = self._slots[parity, name]
+        self._writer.write(views, x, y, self._numbers(lr, share, scale, update))
         event = executor.run(name)
-        spec = self.precision.resolve(self.graph.loss_node.output.spec)
-        loss = executor.view(Value("loss", persistent.result, 0, spec, -1), slot=parity)
         result = self._results[parity] = StepResult(executor, event, loss)
         return result
+
+    def _slot(self, parity: int, name: str) -> tuple[SlotViews, Any]:
+        """Where runs of schedule ``name`` with this pinned slot find what changes, and where they leave the loss."""
+        persistent, spec = self.program.persistent, self.precision.resolve(self.graph.loss_node.output.spec)
+        slot = self.executor.slot_bytes((persistent.slot, persistent.other_slot)[parity])
+        loss = self.executor.view(Value("loss", persistent.result, 0, spec, -1), slot=parity)
+        return self._writer.views(slot, name), loss
 
     def fill_slot(self, name: str, slot: NDArray[np.uint8], x: NDArray[Any], y: NDArray[Any]) -> None:
         """Fill the bytes of a pinned slot as the next run of a schedule would."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from minidnn.kernels.cublas import Cublas
 from minidnn.kernels.cuda_blocks import THREADS, flat_blocks
-from minidnn.kernels.cuda_launch import PACK_BYTES, SINGLE, Access, Launcher, Sequential, Work, int64, structure
-from minidnn.kernels.problem import FILTER, IMAGE, LEFT, OUTPUT, PRODUCT, RIGHT, Convolution, Problem, Product
+from minidnn.kernels.cuda_launch import Launcher, Sequential, Work, access_at, int64, structure
+from minidnn.kernels.problem import FILTER, IMAGE, LEFT, OUTPUT, PRODUCT, RIGHT, Convolution, Problem, Product, also
 from minidnn.schedule.recipe import Engine
 from minidnn.spec import ITEM_BYTES, round_up
 
@@ -45,8 +45,7 @@ class BlasEngines:
             if problem.dtype != "float32" and twice:
                 return
         for engine in self._blas.engines(None if limit is None else limit - columns):
-            options = {**dict(engine.options), "chunk": images}
-            yield Engine(engine.name, columns + engine.workspace_bytes, tuple(sorted(options.items())))
+            yield Engine(engine.name, columns + engine.workspace_bytes, also(engine.options, "chunk", images))
 
     def run(
         self, on: Launcher, problem: Problem, options: Mapping[str, int], pointers: Mapping[int, int], workspace: int
@@ -128,9 +127,7 @@ def _move(on: Launcher, name: str, problem: Convolution, target: int, source: in
     """Bind a kernel of ``columns.cu`` that writes ``size`` elements, in packs that lie within a tap."""
     (n, h, w, c), (_, p, q, _), (_, r, s, _) = problem.x, problem.y, problem.weight
     shape = structure(n, h, w, c, p, q, r, s, *problem.stride, *problem.padding, *problem.dilation)
-    width = PACK_BYTES // ITEM_BYTES[problem.dtype]
-    narrow = any(address % PACK_BYTES for address in (target, source))
-    by = SINGLE if c % width else Access(width, narrow)
+    by = access_at(problem.dtype, (target, source), c)
     assert size < 1 << 31, f"a column matrix of {size} elements is beyond 32-bit indices"
     arguments: list[Any] = [int64(target), int64(source), int64(size), shape]
     return on.launch("columns", name, problem.dtype, by, (flat_blocks(size, by.width),), (THREADS,), arguments)

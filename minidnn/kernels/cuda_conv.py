@@ -14,7 +14,7 @@ from minidnn.errors import UserError
 from minidnn.kernels.base import Array, Pair
 from minidnn.kernels.cuda_blocks import SCRATCH_BYTES, THREADS
 from minidnn.kernels.cuda_folded import copies_bytes, run_folded
-from minidnn.kernels.cuda_launch import PACK_BYTES, SINGLE, Access, Launcher, Sequential, Work, int32, int64, structure
+from minidnn.kernels.cuda_launch import SINGLE, Launcher, Sequential, Work, access_at, int32, int64, structure
 from minidnn.kernels.cuda_parts import run_parts, sum_bytes
 from minidnn.kernels.cuda_pointwise import bias_add
 from minidnn.kernels.cuda_turned import filter_bytes, run_turned
@@ -40,7 +40,6 @@ from minidnn.kernels.problem import (
     operand_shapes,
     own,
 )
-from minidnn.spec import ITEM_BYTES
 
 TILE = 64  # of our own product, as in gemm.cu
 
@@ -168,9 +167,8 @@ def bind_engine(
 
 def _bias_relu(on: Launcher, problem: Convolution, at: Mapping[int, int]) -> Work:
     """Bind what follows a split convolution, on its result."""
-    rows, channels, width = math.prod(problem.y[:3]), problem.y[3], PACK_BYTES // ITEM_BYTES[problem.dtype]
-    narrow = any(at[number] % PACK_BYTES for number in (OUTPUT, BIAS))
-    by = SINGLE if channels % width else Access(width, narrow)
+    rows, channels = math.prod(problem.y[:3]), problem.y[3]
+    by = access_at(problem.dtype, (at[OUTPUT], at[BIAS]), channels)
     arguments = [int64(at[OUTPUT]), int64(at[BIAS]), int64(rows), int32(channels)]
     return on.walk("pointwise", "bias_relu", rows, channels, problem.dtype, arguments, by)
 

@@ -9,7 +9,6 @@ For ResNet's stem these are 21, with zeros 24, seven times, instead of 3 channel
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -17,9 +16,9 @@ from typing import Any
 from minidnn.errors import UserError
 from minidnn.kernels.cuda_blocks import THREADS
 from minidnn.kernels.cuda_launch import PACK_BYTES, SINGLE, Access, Launcher, Sequential, Work, int32, int64
-from minidnn.kernels.problem import FILTER, FOLDED, IMAGE, Convolution, Problem, folded
+from minidnn.kernels.problem import FILTER, FOLDED, IMAGE, Convolution, Problem, also, folded
 from minidnn.schedule.recipe import Engine
-from minidnn.spec import ITEM_BYTES, round_up
+from minidnn.spec import ITEM_BYTES, TensorSpec
 
 MULTIPLES = (8, 32)  # of channels, for which there are fast kernels
 MOST_CHANNELS = 16  # of an image: of more, a tap is enough work
@@ -42,7 +41,7 @@ def folded_engines(cudnn: Any, problem: Problem, limit: int | None) -> Iterator[
         if left is not None and left < 0:
             continue
         for options in islice(cudnn.candidates(folded(problem, wide), left), MOST_CANDIDATES):
-            named = tuple(sorted({**dict(options), FOLDED: wide}.items()))
+            named = also(options, FOLDED, wide)
             with contextlib.suppress(UserError):  # a knob that this frontend cannot name
                 yield Engine("cudnn, folded", copies + cudnn.plan(problem, dict(named)).workspace_bytes, named)
 
@@ -77,8 +76,7 @@ def run_folded(
 def _parts(problem: Convolution, wide: int) -> tuple[int, int]:
     """Bytes of the folded image and of the folded filter."""
     new = folded(problem, wide)
-    image, weight = (round_up(math.prod(shape) * ITEM_BYTES[new.dtype]) for shape in (new.x, new.weight))
-    return image, weight
+    return TensorSpec(new.x, new.dtype).footprint, TensorSpec(new.weight, new.dtype).footprint
 
 
 def _copy_bytes(problem: Convolution, wide: int) -> int:

@@ -24,6 +24,7 @@ from minidnn.kernels.cuda_blocks import (
     flat_blocks,
     reduction_shape,
 )
+from minidnn.spec import ITEM_BYTES
 
 Work = Callable[[], None]
 
@@ -223,6 +224,12 @@ def access(*arrays: Array, extents: Sequence[int] = ()) -> Access:
     if any(extent % width for extent in extents):
         return SINGLE
     return Access(width, any(array.data.ptr % (width * int(array.dtype.itemsize)) for array in arrays))
+
+
+def access_at(dtype: str, addresses: Sequence[int], channels: int) -> Access:
+    """As ``access``, of tensors of one type that are known by their addresses, in packs over the channels."""
+    width = PACK_BYTES // ITEM_BYTES[dtype]
+    return SINGLE if channels % width else Access(width, any(address % PACK_BYTES for address in addresses))
 
 
 def aligned(tensors: tuple[Array, ...], vectors: tuple[Array, ...], channels: int) -> Access:

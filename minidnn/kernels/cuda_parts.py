@@ -17,9 +17,9 @@ from minidnn.errors import UserError
 from minidnn.kernels.cuda_blocks import THREADS, flat_blocks
 from minidnn.kernels.cuda_launch import PACK_BYTES, Access, Launcher, Sequential, Work, int64
 from minidnn.kernels.cudnn_graphs import ALIGNMENT
-from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT, PART, Convolution, Problem, part
+from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT, PART, Convolution, Problem, also, part
 from minidnn.schedule.recipe import Engine
-from minidnn.spec import ITEM_BYTES, round_up
+from minidnn.spec import ITEM_BYTES, TensorSpec
 
 MOST_CANDIDATES = 6  # engines whose workspace for all images is above the limit
 
@@ -41,7 +41,7 @@ def part_engines(cudnn: Any, problem: Problem, limit: int | None, whole: bool = 
                 continue
             barred += 1
             for images in _sizes(problem, limit / needed):
-                named = tuple(sorted({**dict(options), PART: images}.items()))
+                named = also(options, PART, images)
                 nbytes = cudnn.plan(problem, dict(named)).workspace_bytes + sum_bytes(problem)
                 if nbytes <= limit:
                     yield Engine("cudnn, in parts", nbytes, named)
@@ -61,8 +61,8 @@ def run_parts(
     works: list[Work] = []
     for number in range(problem.x[0] // images):
         at = dict(pointers)
-        at[IMAGE] += number * _nbytes(small.x, problem.dtype)
-        at[OUTPUT] += number * _nbytes(small.y, problem.dtype)
+        at[IMAGE] += number * TensorSpec(small.x, problem.dtype).nbytes
+        at[OUTPUT] += number * TensorSpec(small.y, problem.dtype).nbytes
         sums = problem.direction == "backward_weight" and number > 0
         if sums:
             at[FILTER] = workspace
@@ -77,18 +77,15 @@ def _sizes(problem: Convolution, share: float) -> Iterator[int]:
     images = problem.x[0]
     while images % 2 == 0:
         images //= 2
-        aligned = all(_nbytes((images, *shape[1:]), problem.dtype) % ALIGNMENT == 0 for shape in (problem.x, problem.y))
+        small = part(problem, images)
+        aligned = all(TensorSpec(shape, problem.dtype).nbytes % ALIGNMENT == 0 for shape in (small.x, small.y))
         if images <= share * problem.x[0] and aligned:
             yield images
 
 
-def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
-    return math.prod(shape) * ITEM_BYTES[dtype]
-
-
 def sum_bytes(problem: Convolution) -> int:
     """Workspace that the gradient of a part takes, besides cuDNN's own; 0 where there is nothing to add."""
-    return round_up(_nbytes(problem.weight, problem.dtype)) if problem.direction == "backward_weight" else 0
+    return TensorSpec(problem.weight, problem.dtype).footprint if problem.direction == "backward_weight" else 0
 
 
 def _add(on: Launcher, problem: Convolution, target: int, source: int) -> Work:

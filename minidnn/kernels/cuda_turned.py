@@ -15,9 +15,9 @@ from typing import Any
 from minidnn.kernels.cuda_blocks import THREADS
 from minidnn.kernels.cuda_launch import SINGLE, Launcher, Sequential, Work, int32, int64
 from minidnn.kernels.cuda_parts import part_engines, run_parts
-from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT, TURNED, Convolution, Problem, turned
+from minidnn.kernels.problem import FILTER, IMAGE, OUTPUT, TURNED, Convolution, Problem, also, turned
 from minidnn.schedule.recipe import Engine
-from minidnn.spec import ITEM_BYTES, round_up
+from minidnn.spec import TensorSpec
 
 MOST_CANDIDATES = 6
 
@@ -36,13 +36,12 @@ def turned_engines(cudnn: Any, problem: Problem, limit: int | None) -> Iterator[
         return
     left = None if limit is None else limit - copy
     for engine in islice(part_engines(cudnn, gradient, left, whole=True), MOST_CANDIDATES):
-        options = tuple(sorted({**dict(engine.options), TURNED: 1}.items()))
-        yield Engine(f"{engine.name}, turned", engine.workspace_bytes + copy, options)
+        yield Engine(f"{engine.name}, turned", engine.workspace_bytes + copy, also(engine.options, TURNED, 1))
 
 
 def filter_bytes(problem: Convolution) -> int:
     """Workspace that the turned filter takes, besides cuDNN's own."""
-    return round_up(math.prod(problem.weight) * ITEM_BYTES[problem.dtype])
+    return TensorSpec(problem.weight, problem.dtype).footprint
 
 
 def run_turned(

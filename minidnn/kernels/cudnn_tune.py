@@ -23,7 +23,7 @@ from minidnn.kernels.cudnn import Cudnn
 from minidnn.kernels.engine_cache import EngineCache
 from minidnn.kernels.problem import OWN, SPLIT, Convolution, Problem, Product, operand_shapes, own, result_of, split
 from minidnn.schedule.recipe import Engine
-from minidnn.spec import round_up
+from minidnn.spec import TensorSpec, round_up
 
 SEARCH = 5
 """Number of these rules: what was found by others is not taken from the cache."""
@@ -39,9 +39,8 @@ SINGLE_ERROR = 1e-4  # ten times what sums in another order cost, a third of wha
 LOADING_SECONDS = 0.1  # that a first run may take for its modules
 BLOCK_ELEMENTS = 1 << 18
 ALLOCATED = 2 << 20  # what a driver's allocation is rounded up to
-ROOM_STEP = (
-    64 << 20
-)  # of what is left for workspace, which is measured and varies: so that engines are found in the cache
+ROOM_STEP = 64 << 20
+"""Of what is left for workspace: it is measured and varies by some bytes, and engines shall be found in the cache again."""
 
 
 class SingleCheck:
@@ -80,7 +79,7 @@ class Tuner:
         measured, and the heuristics choose.
         """
         if room is not None:
-            left = room - sum(round_up(_nbytes(shape, dtype), ALLOCATED) for shape in operand_shapes(problem).values())
+            left = room - sum(_allocated(shape, problem.dtype) for shape in operand_shapes(problem).values())
             if left < 0:
                 return self._cudnn.select(problem, workspace_limit)
             left -= left % ROOM_STEP
@@ -225,8 +224,8 @@ def best(measured: Iterator[tuple[Engine, float]]) -> Engine:
     return min((engine for engine, seconds in found if seconds * GAIN <= least), key=_workspace, default=OWN)
 
 
-def _nbytes(shape: tuple[int, ...], dtype: Any) -> int:
-    return math.prod(shape) * int(np.dtype(dtype).itemsize)
+def _allocated(shape: tuple[int, ...], dtype: str) -> int:
+    return round_up(TensorSpec(shape, dtype).nbytes, ALLOCATED)
 
 
 def _workspace(engine: Engine) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from minidnn.kernels.base import Pair
@@ -143,6 +143,9 @@ def own(problem: Problem) -> Engine:
 
 def split(engine: Engine) -> Engine:
     """A forward engine, as one of forward_relu that is followed by our own kernel for bias and ReLU."""
-    return engine._replace(
-        name=f"{engine.name}, split", options=tuple(sorted({**dict(engine.options), SPLIT: 1}.items()))
-    )
+    return engine._replace(name=f"{engine.name}, split", options=also(engine.options, SPLIT, 1))
+
+
+def also(options: Iterable[tuple[str, int]], name: str, value: int) -> tuple[tuple[str, int], ...]:
+    """Options of an engine with one more, in the order of a recipe."""
+    return tuple(sorted({**dict(options), name: value}.items()))
